@@ -1,0 +1,348 @@
+// Cpu: the state of the software processor while it executes, and the memory fast path that every handler uses.
+//
+// Hot fields first. Handlers live in handlers_*.cc; slow paths in mmu.cc, exceptions.cc, segments.cc, control.cc. All of
+// it belongs to one thread at a time.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "ds/bts.h"
+#include "vmm/cpu_state.h"
+#include "vmm/guest_memory.h"
+#include "vmm/soft/cpuid.h"
+#include "vmm/soft/flags.h"
+#include "vmm/soft/op.h"
+#include "vmm/vcpu.h"
+
+namespace vtrace::soft {
+
+class BlockCache;
+class BranchLog;
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Software TLB
+
+/// A tag is the page's linear address, or tlb_no_tag where this kind of access must take the slow path: not present, not
+/// allowed, MMIO, watched by a debug register; for writes also a clean page or one that holds translated code.
+struct TlbEntry {
+    uint64_t read_tag;
+    uint64_t write_tag;
+    uintptr_t addend; // host address = linear address + addend
+    Gpa gpa;          // of the page
+};
+inline constexpr uint64_t tlb_no_tag = ~0ull;
+inline constexpr unsigned tlb_entries = 1024;
+
+/// Which rules an access obeys; one TLB each. `supervisor_ac` is the supervisor while SMAP is lifted by RFLAGS.AC.
+enum class MmuContext : uint8_t { user, supervisor, supervisor_ac };
+inline constexpr unsigned mmu_contexts = 3;
+
+struct CodeTlbEntry {
+    uint64_t tag; // linear page | 1 for user; tlb_no_tag
+    Gpa gpa;
+};
+inline constexpr unsigned code_tlb_entries = 512;
+
+enum class Access : uint8_t { read, write, fetch };
+
+/// Blocks by linear address; one table for each of 64-bit supervisor, 64-bit user, and all else.
+struct JumpEntry {
+    uint64_t address;
+    Block* block; // null: empty
+};
+inline constexpr unsigned jump_entries = 16384;
+enum class JumpTable : uint8_t { supervisor64, user64, other };
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// Why the handlers gave control back to the run loop.
+enum class Leave : uint8_t {
+    lookup,         // Cpu::rip is the next instruction: find its block
+    fault,          // Cpu::fault is to be delivered; the instruction at Cpu::rip has not retired
+    restart_single, // the instruction at Cpu::rip must be executed alone (device access, store to code)
+    boundary,       // an instruction has retired after which interrupts or timers may have changed
+    halted,         // HLT has retired
+    shutdown,       // triple fault
+    unsupported,    // Cpu::detail says what
+};
+
+/// An exception on its way to delivery (SDM vol. 3, chapter 6).
+struct Fault {
+    uint8_t vector = 0;
+    bool has_error_code = false;
+    uint32_t error_code = 0;
+    uint64_t cr2 = 0; // for #PF: becomes CR2 at delivery
+};
+
+/// Page-fault error code bits (SDM vol. 3, 4.7).
+namespace PfError {
+inline constexpr uint32_t p = 1, w = 2, u = 4, rsvd = 8, i = 16;
+}
+
+struct Cpu {
+    // --- hot ---------------------------------------------------------------------------------------------------------
+    static constexpr unsigned zero_register = 16, rip_register = 17;
+    uint64_t gpr[18] = {}; // 16 registers, a constant 0, and the RIP of the current block's start
+    LazyFlags flags;
+    int64_t budget = 0; // instructions that may still retire; the current block's are already taken off
+    Block* block = nullptr;
+    TlbEntry* tlb = nullptr; // of the current context
+    JumpEntry* jumps = nullptr;
+    ds::BtsCursor bts{};
+    uint64_t segment_base[6] = {}; // 0 for ES, CS, SS, DS in 64-bit mode
+    uint32_t fp_blocked = 0;       // FpBlock bits: why an FPU/SSE instruction faults now; 0 = none
+    CodeMode mode = CodeMode::bits16;
+    uint8_t cpl = 0;
+    bool single = false; // executing one instruction alone: device accesses and stores to code are allowed
+    Leave leave = Leave::lookup;
+    uint64_t rip = 0xfff0; // valid at boundaries only; within a block it is gpr[rip_register] + op->offset
+
+    // --- architectural state beside the above ------------------------------------------------------------------------
+    uint64_t system_flags = 0; // RFLAGS without the six status flags and bit 1
+    std::array<Segment, 6> segments;
+    Segment ldtr, tr;
+    DescriptorTable gdtr, idtr;
+    uint64_t cr0 = 0, cr2 = 0, cr3 = 0, cr4 = 0, xcr0 = 1;
+    std::array<uint64_t, 4> dr{};
+    uint64_t dr6 = 0xffff0ff0, dr7 = 0x400;
+    uint64_t efer = 0, star = 0, lstar = 0, cstar = 0, sfmask = 0, kernel_gs_base = 0;
+    uint64_t sysenter_cs = 0, sysenter_esp = 0, sysenter_eip = 0;
+    uint64_t pat = 0, tsc_aux = 0, tsc_offset = 0, misc_enable = 0, debugctl = 0, ds_area = 0;
+    InterruptShadow shadow = InterruptShadow::none;
+    ActivityState activity = ActivityState::running;
+    bool nmi_blocked = false;
+    FpuImage fpu; // the one home of x87, MMX, XMM and MXCSR
+
+    // --- events ------------------------------------------------------------------------------------------------------
+    Fault fault;
+    uint64_t pending_db = 0; // DR6 bits of debug traps that the current instruction has met (data and I/O breakpoints)
+    std::string detail;      // for Leave::shutdown and unsupported
+    std::atomic<bool> stop_requested{false};
+
+    // --- what it is connected to -------------------------------------------------------------------------------------
+    GuestMemory& memory;
+    CpuPins& pins;
+    Clock& clock;
+    BlockCache* blocks = nullptr;
+    BranchLog* log = nullptr;
+    const CpuidModel& cpuid;
+    VirtualTime run_started = 0; // virtual time at the start of this run(), when budget was run_budget
+    int64_t run_budget = 0;
+
+    // --- TLBs --------------------------------------------------------------------------------------------------------
+    TlbEntry tlbs[mmu_contexts][tlb_entries];
+    CodeTlbEntry code_tlb[code_tlb_entries];
+    std::unique_ptr<JumpEntry[]> jump_tables[3];
+
+    Cpu(GuestMemory& memory, CpuPins& pins, Clock& clock, const CpuidModel& cpuid);
+
+    // --- registers ---------------------------------------------------------------------------------------------------
+    template <class T>
+    T get(unsigned offset) const {
+        T value;
+        std::memcpy(&value, reinterpret_cast<const char*>(gpr) + offset, sizeof value);
+        return value;
+    }
+    /// Writes a register as instructions do: 32-bit writes clear the upper half, 8- and 16-bit ones leave the rest.
+    template <class T>
+    void set(unsigned offset, T value) {
+        if constexpr (sizeof(T) == 4) {
+            uint64_t wide = value;
+            std::memcpy(reinterpret_cast<char*>(gpr) + offset, &wide, sizeof wide);
+        } else {
+            std::memcpy(reinterpret_cast<char*>(gpr) + offset, &value, sizeof value);
+        }
+    }
+    uint64_t rflags() const { return flags.get() | system_flags | Rflags::reserved1; }
+    /// Takes all bits as they are (the caller has masked what may not change) and updates what depends on them (AC).
+    void set_rflags(uint64_t value);
+
+    // --- place and time ----------------------------------------------------------------------------------------------
+    uint64_t op_rip(const Op* op) const { return gpr[rip_register] + op->offset; }
+    uint64_t next_rip(const Op* op) const { return truncate_rip(op_rip(op) + op->len); }
+    uint64_t truncate_rip(uint64_t address) const {
+        return mode == CodeMode::bits64 ? address : mode == CodeMode::bits32 ? uint32_t(address) : uint16_t(address);
+    }
+    /// Linear address of an offset in the code segment.
+    uint64_t code_linear(uint64_t offset) const {
+        return mode == CodeMode::bits64 ? offset : uint32_t(segment_base[CS] + offset);
+    }
+    bool long_mode() const { return efer & Efer::lma; }
+    bool code64() const { return mode == CodeMode::bits64; }
+    /// Instructions retired in this run() before `op`.
+    uint64_t retired_before(const Op* op) const { return run_budget - (budget + block->count - op->before); }
+    /// Sets the clock to the time of `op`; before any access to a device, the APIC or the TSC.
+    void sync_clock(const Op* op) { clock.set_now(run_started + retired_before(op)); }
+
+    // --- leaving a block ---------------------------------------------------------------------------------------------
+    /// Gives back the budget of `op` and all after it and leaves with RIP at `op`.
+    const Op* leave_before(const Op* op, Leave why) {
+        budget += block->count - op->before;
+        rip = op_rip(op);
+        leave = why;
+        return nullptr;
+    }
+    /// After the block's last instruction: continue at `next` (offset in CS) through the run loop.
+    const Op* leave_at(uint64_t next, Leave why) {
+        rip = next;
+        leave = why;
+        return nullptr;
+    }
+    const Op* raise(const Op* op, uint8_t vector) {
+        fault = Fault{vector, false, 0, 0};
+        return leave_before(op, Leave::fault);
+    }
+    const Op* raise(const Op* op, uint8_t vector, uint32_t error_code) {
+        fault = Fault{vector, true, error_code, 0};
+        return leave_before(op, Leave::fault);
+    }
+
+    // --- data memory -------------------------------------------------------------------------------------------------
+    // Each returns false when the handler must `return nullptr` at once: leave_before() was already called. Nothing may
+    // be committed before the last access of an instruction has succeeded.
+
+    template <class T>
+    bool load(const Op* op, uint64_t address, T& value) {
+        const TlbEntry& entry = tlb[address >> 12 & (tlb_entries - 1)];
+        if (VTRACE_LIKELY(((address + (sizeof(T) - 1)) & ~page_mask) == entry.read_tag)) {
+            std::memcpy(&value, reinterpret_cast<const void*>(address + entry.addend), sizeof value);
+            return true;
+        }
+        return load_slow(op, address, &value, sizeof value);
+    }
+    template <class T>
+    bool store(const Op* op, uint64_t address, T value) {
+        const TlbEntry& entry = tlb[address >> 12 & (tlb_entries - 1)];
+        if (VTRACE_LIKELY(((address + (sizeof(T) - 1)) & ~page_mask) == entry.write_tag)) {
+            std::memcpy(reinterpret_cast<void*>(address + entry.addend), &value, sizeof value);
+            return true;
+        }
+        return store_slow(op, address, &value, sizeof value);
+    }
+    /// A load that will be followed by a store to the same place: faults as a write does.
+    template <class T>
+    bool load_for_write(const Op* op, uint64_t address, T& value) {
+        const TlbEntry& entry = tlb[address >> 12 & (tlb_entries - 1)];
+        if (VTRACE_LIKELY(((address + (sizeof(T) - 1)) & ~page_mask) == entry.write_tag)) {
+            std::memcpy(&value, reinterpret_cast<const void*>(address + entry.addend), sizeof value);
+            return true;
+        }
+        return load_for_write_slow(op, address, &value, sizeof value);
+    }
+    bool load_slow(const Op* op, uint64_t address, void* value, unsigned size);
+    bool store_slow(const Op* op, uint64_t address, const void* value, unsigned size);
+    bool load_for_write_slow(const Op* op, uint64_t address, void* value, unsigned size);
+    /// Blocks of any size (FXSAVE areas), at most a page: all or nothing.
+    bool load_bytes(const Op* op, uint64_t address, void* bytes, unsigned size) {
+        return load_slow(op, address, bytes, size);
+    }
+    bool store_bytes(const Op* op, uint64_t address, const void* bytes, unsigned size) {
+        return store_slow(op, address, bytes, size);
+    }
+
+    // --- system memory: descriptor tables, TSS, stacks in event delivery; `fault` is set on failure, nothing left --------
+    bool translate(uint64_t address, Access access, MmuContext context, Gpa& gpa);
+    bool system_read(uint64_t address, void* bytes, unsigned size, MmuContext context = MmuContext::supervisor);
+    bool system_write(uint64_t address, const void* bytes, unsigned size, MmuContext context = MmuContext::supervisor);
+    template <class T>
+    bool system_read(uint64_t address, T& value, MmuContext context = MmuContext::supervisor) {
+        return system_read(address, &value, sizeof value, context);
+    }
+    template <class T>
+    bool system_write_value(uint64_t address, T value, MmuContext context = MmuContext::supervisor) {
+        return system_write(address, &value, sizeof value, context);
+    }
+    bool is_canonical(uint64_t address) const { return static_cast<int64_t>(address << 16) >> 16 == int64_t(address); }
+    MmuContext data_context() const {
+        return cpl == 3 ? MmuContext::user
+               : (system_flags & Rflags::ac) && (cr4 & Cr4::smap) ? MmuContext::supervisor_ac
+                                                                   : MmuContext::supervisor;
+    }
+
+    void flush_tlb();                  // everything
+    void flush_tlb_page(uint64_t address);
+    void flush_jumps();
+    /// After anything that `mode`, `cpl`, `tlb`, `jumps`, `segment_base` or `fp_blocked` depend on has changed.
+    void update_mode();
+    /// Physical memory was written other than through store(): forget code that lay there.
+    void memory_written(Gpa gpa, unsigned size);
+
+    // --- branch records ----------------------------------------------------------------------------------------------
+    /// At the retirement of a block's last instruction, or in event delivery. Linear addresses.
+    void record(uint64_t from, uint64_t to, uint64_t kind_flags = 0) {
+        if (VTRACE_UNLIKELY(bts.append(from, to, kind_flags)))
+            drain_records();
+    }
+    void drain_records();
+    void update_recording(); // CPL or DEBUGCTL changed
+
+    CpuState state() const;
+    void set_state(const CpuState& state);
+};
+
+/// Bits of Cpu::fp_blocked; the handlers of each instruction group test those that concern it.
+namespace FpBlock {
+inline constexpr uint32_t em = 1,      // CR0.EM: x87 -> #NM, MMX/SSE -> #UD
+    ts = 2,                            // CR0.TS: #NM
+    no_fxsr = 4;                       // CR4.OSFXSR clear: SSE -> #UD
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Effective addresses. Three shapes, chosen by the decoder, so that the common ones cost no tests.
+
+/// base + disp, and base + index*scale + disp, in 64-bit mode with no segment base.
+struct EaBase {
+    static bool get(Cpu& cpu, const Op* op, unsigned, bool, uint64_t& linear) {
+        linear = cpu.get<uint64_t>(op->base) + static_cast<int64_t>(op->disp);
+        return true;
+    }
+};
+struct EaIndex {
+    static bool get(Cpu& cpu, const Op* op, unsigned, bool, uint64_t& linear) {
+        linear = cpu.get<uint64_t>(op->base) + (cpu.get<uint64_t>(op->index) << op->scale) +
+                 static_cast<int64_t>(op->disp);
+        return true;
+    }
+};
+/// Everything else: FS/GS, 16- and 32-bit addresses, segment checks outside 64-bit mode. Op::aux bits 1:0 of such an op
+/// hold the address size (0: 16, 1: 32, 2: 64). False as for load(): a segment fault was raised.
+struct EaAny {
+    static bool get(Cpu& cpu, const Op* op, unsigned size, bool write, uint64_t& linear);
+};
+inline constexpr uint16_t op_address_size_mask = 3;
+
+/// Offset part only (LEA), truncated to the address size in Op::aux.
+uint64_t effective_offset(const Cpu& cpu, const Op* op);
+/// Segment checks (null, type, limit; canonical comes with the access) and base for `offset` in `seg`. False: raised.
+bool segment_linear(Cpu& cpu, const Op* op, Seg seg, uint64_t offset, unsigned size, bool write, uint64_t& linear);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// From block to block
+
+inline unsigned jump_slot(uint64_t address) { return (address ^ address >> 14) & (jump_entries - 1); }
+
+/// Enters `next` at linear address `address` (== RIP in 64-bit mode; `rip` otherwise the offset in CS).
+inline const Op* enter_block(Cpu& cpu, Block* next, uint64_t rip) {
+    if (VTRACE_UNLIKELY((cpu.budget -= next->count) < 0)) {
+        cpu.budget += next->count;
+        return cpu.leave_at(rip, Leave::lookup);
+    }
+    cpu.block = next;
+    cpu.gpr[Cpu::rip_register] = rip;
+    VTRACE_RUN_OP(cpu, next->ops);
+}
+/// Continues at `rip` (offset in CS) by the table of recent targets.
+inline const Op* continue_at(Cpu& cpu, uint64_t rip) {
+    uint64_t address = cpu.code_linear(rip);
+    const JumpEntry& entry = cpu.jumps[jump_slot(address)];
+    if (VTRACE_LIKELY(entry.address == address && entry.block))
+        return enter_block(cpu, entry.block, rip);
+    return cpu.leave_at(rip, Leave::lookup);
+}
+
+} // namespace vtrace::soft

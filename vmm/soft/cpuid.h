@@ -1,0 +1,44 @@
+// What CPUID tells the guest, and so which instructions exist: one model, immutable, shared by all vCPUs.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ds/result.h"
+
+namespace vtrace {
+
+/// Instruction set extensions that the software engine knows to leave out: what CPUID doesn't offer raises #UD.
+enum class Feature : uint8_t {
+    sse3, ssse3, sse4_1, sse4_2, popcnt, cx16, movbe, lahf_lm, rdtscp, fsgsbase, smep, smap, umip, pcid, invpcid, xsave,
+    xsaveopt, monitor, rdrand, rdseed, clflushopt, x2apic, tsc_deadline, nx, gbpages, pge, sep, syscall, erms, lzcnt, bmi1,
+    bmi2, adx, count
+};
+
+struct CpuidResult {
+    uint32_t eax, ebx, ecx, edx;
+};
+
+class CpuidModel {
+  public:
+    /// Models by name: "atom" (Bonnell 6/28/10, the default: no mitigations needed), "x86-64-v2" (all that the software
+    /// engine has). Fails naming those that exist.
+    static Result<CpuidModel> by_name(std::string_view name);
+    static std::vector<std::string> names();
+
+    bool has(Feature feature) const { return features_ >> static_cast<unsigned>(feature) & 1; }
+    const std::string& name() const { return name_; }
+    /// Static part of the leaf; the engine patches what depends on state (OSXSAVE, APIC enable and id, XSAVE size).
+    CpuidResult leaf(uint32_t leaf, uint32_t subleaf) const;
+    unsigned physical_address_bits() const { return 40; }
+
+  private:
+    std::string name_;
+    uint64_t features_ = 0;
+    uint32_t signature_ = 0; // leaf 1 EAX
+    bool intel_leaf15_ = true;
+};
+
+} // namespace vtrace

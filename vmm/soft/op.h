@@ -1,0 +1,65 @@
+// Op and Block: what the decoder makes of guest code and the handlers execute.
+//
+// A block is a straight run of instructions of one physical page; its last op is always one that leaves the block. Each
+// handler ends by calling the next op's handler as a tail call, so a block runs without returning to a loop.
+#pragma once
+
+#include <cstdint>
+
+#include "vmm/guest_memory.h"
+
+namespace vtrace::soft {
+
+struct Cpu;
+struct Op;
+
+/// Executes one op. Leaves to the next one through VTRACE_NEXT or an `enter` function; a null result leaves to the run
+/// loop, with Cpu::rip at the instruction boundary and Cpu::leave saying why.
+using Handler = const Op* (*)(Cpu&, const Op*);
+
+struct Op {
+    Handler fn;
+    int64_t imm;  // immediate, sign-extended; branch displacement from the end of the instruction
+    int32_t disp; // memory operand; RIP-relative ones are relative to the block's start
+    // Operand registers as byte offsets into Cpu::gpr (AH..BH are odd), so that handlers need no case for them.
+    uint8_t reg; // first register operand (usually the destination)
+    uint8_t rm;  // second register operand
+    uint8_t base, index;
+    uint8_t scale;  // shift count of the index, 0..3
+    uint8_t seg;    // Seg of the memory operand
+    uint8_t len;    // instruction length in bytes
+    uint8_t before; // instructions of the block before this one
+    uint16_t offset; // of the instruction from the start of the block, in bytes
+    uint16_t aux;    // meaning is the handler's own
+};
+static_assert(sizeof(Op) == 32);
+
+/// Widths of code (D and L bits of CS).
+enum class CodeMode : uint8_t { bits16, bits32, bits64 };
+
+struct Block {
+    Block* link[2];     // successors on the same page: [0] taken, [1] fall-through; null until first used
+    Block* next;        // in the list of its 64-byte line
+    Gpa gpa;            // of the first byte
+    uint32_t count;     // instructions
+    uint16_t length;    // bytes
+    CodeMode mode;
+    bool valid;         // false once invalidated (then it waits in the graveyard)
+    Op ops[];           // at most max_block_ops + 1
+};
+
+inline constexpr unsigned max_block_instructions = 32;
+inline constexpr unsigned max_instruction_length = 15;
+
+// Tail calls need the optimiser; without it each handler returns the next op to the run loop instead.
+#if defined(__OPTIMIZE__) && !defined(__SANITIZE_ADDRESS__) && !defined(VTRACE_NO_TAIL_CALLS)
+#define VTRACE_RUN_OP(cpu, op) return (op)->fn((cpu), (op))
+#else
+#define VTRACE_RUN_OP(cpu, op) return (op)
+#endif
+#define VTRACE_NEXT(cpu, op) VTRACE_RUN_OP(cpu, (op) + 1)
+
+#define VTRACE_LIKELY(condition) __builtin_expect(!!(condition), 1)
+#define VTRACE_UNLIKELY(condition) __builtin_expect(!!(condition), 0)
+
+} // namespace vtrace::soft
