@@ -22,7 +22,7 @@ namespace vtrace {
 
 struct TraceWriterOptions {
     unsigned vcpus = 1;                // streams, 1..max_trace_vcpus
-    uint32_t chunk_records = 2u << 20; // records in a branch chunk, at most max_chunk_records
+    uint32_t chunk_records = 4u << 20; // records in a branch chunk, at most max_chunk_records
     uint64_t chunk_ns = 1'000'000'000; // virtual time after which a chunk of at least min_timed_records is closed
     uint32_t min_timed_records = 64u << 10;
     uint64_t side_bytes = 8ull << 20; // code pages and console output after which a chunk is closed
