@@ -26,11 +26,12 @@
 
 namespace vtrace {
 
-/// How a kernel is entered. `automatic`: bzImage by linux64; else Multiboot where there is a Multiboot 1 header; else PVH
-/// where there is its note; else linux64. The others insist, and fail on a kernel that doesn't offer it.
+/// How a kernel is entered. `automatic`: bzImage by linux64; else Multiboot where there is a Multiboot 1 header; else
+/// PVH where there is its note; else linux64. The others insist, and fail on a kernel that doesn't offer it.
 enum class BootProtocol : uint8_t { automatic, linux64, pvh, multiboot };
 
-/// A raw binary, copied to `load_address` and entered at `entry` with interrupts off and a stack of its own in low memory.
+/// A raw binary, copied to `load_address` and entered at `entry` with interrupts off and a stack of its own in low
+/// memory.
 struct FlatOptions {
     /// real16: entry below 1 MiB, as CS:IP = 0:entry below 64 KiB and entry>>4 : entry&15 above; data segments 0.
     /// protected32: flat 4 GiB segments, no paging. long64: the first 4 GiB identity-mapped.
@@ -98,8 +99,8 @@ struct LoadedGuest {
 /// "Linux bzImage, payload entered directly", ...
 std::string_view describe(KernelKind kind);
 
-/// Where RAM and the legacy area of a PC are; also for a fw_cfg device. Everything from 639 KiB to 1 MiB is reserved: ACPI
-/// tables are there, where a guest that was told no RSDP finds them.
+/// Where RAM and the legacy area of a PC are; also for a fw_cfg device. Everything from 639 KiB to 1 MiB is reserved:
+/// ACPI tables are there, where a guest that was told no RSDP finds them.
 std::vector<MemoryMapEntry> memory_map(const GuestMemory& memory);
 
 /// Reads the files and loads the guest into `memory`, which must be fresh (zeroed) but for what lies in the reserved

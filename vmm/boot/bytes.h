@@ -14,8 +14,7 @@ static_assert(std::endian::native == std::endian::little, "the host is x86-64");
 
 /// The T at `offset`, or nullopt when it doesn't lie wholly inside.
 template <class T>
-    requires std::is_trivially_copyable_v<T>
-std::optional<T> load_le(std::span<const uint8_t> bytes, uint64_t offset) {
+requires std::is_trivially_copyable_v<T> std::optional<T> load_le(std::span<const uint8_t> bytes, uint64_t offset) {
     if (offset > bytes.size() || sizeof(T) > bytes.size() - offset)
         return std::nullopt;
     T value;
@@ -32,8 +31,7 @@ inline std::optional<std::span<const uint8_t>> slice(std::span<const uint8_t> by
 
 /// An object's own bytes.
 template <class T>
-    requires std::is_trivially_copyable_v<T>
-std::span<const uint8_t> bytes_of(const T& object) {
+requires std::is_trivially_copyable_v<T> std::span<const uint8_t> bytes_of(const T& object) {
     return {reinterpret_cast<const uint8_t*>(&object), sizeof object};
 }
 

@@ -86,7 +86,9 @@ Result<ElfImage> parse(std::span<const uint8_t> bytes) {
 
 } // namespace
 
-bool ElfImage::is_x86() const { return machine == (is64 ? EM_X86_64 : EM_386); }
+bool ElfImage::is_x86() const {
+    return machine == (is64 ? EM_X86_64 : EM_386);
+}
 
 bool is_elf(std::span<const uint8_t> bytes) {
     return bytes.size() >= SELFMAG && std::memcmp(bytes.data(), ELFMAG, SELFMAG) == 0;

@@ -20,7 +20,9 @@ constexpr uint64_t flat_descriptor(uint16_t attributes) {
     return limit_low | uint64_t(attributes) << 40 | limit_high << 48;
 }
 
-Segment flat_segment(uint16_t selector, uint16_t attributes) { return {0, 0xffff'ffff, selector, attributes}; }
+Segment flat_segment(uint16_t selector, uint16_t attributes) {
+    return {0, 0xffff'ffff, selector, attributes};
+}
 
 /// What every state has in common: the x87 and SSE units as after FNINIT, with all exceptions masked.
 CpuState quiet_state() {

@@ -6,7 +6,8 @@
 
 namespace vtrace {
 
-/// Selectors of the descriptor table that the 32- and 64-bit states come with; Linux names them __BOOT_CS and __BOOT_DS.
+/// Selectors of the descriptor table that the 32- and 64-bit states come with; Linux names them __BOOT_CS and
+/// __BOOT_DS.
 inline constexpr uint16_t boot_cs = 0x10, boot_ds = 0x18;
 
 /// Real mode at CS:IP, other segments 0, the stack at 0:`stack`.

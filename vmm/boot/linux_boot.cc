@@ -1,5 +1,5 @@
-// Linux: the x86 boot protocol (Documentation/arch/x86/boot.rst, "64-bit Boot Protocol"), into a bzImage's payload, into
-// the bzImage itself, or into a vmlinux.
+// Linux: the x86 boot protocol (Documentation/arch/x86/boot.rst, "64-bit Boot Protocol"), into a bzImage's payload,
+// into the bzImage itself, or into a vmlinux.
 #include <algorithm>
 #include <cstddef>
 #include <memory>
@@ -74,7 +74,8 @@ struct Payload {
     Compression compression;
 };
 
-/// The kernel's build appends the uncompressed size to each payload (gzip has it anyway): it bounds what we give a bomb.
+/// The kernel's build appends the uncompressed size to each payload (gzip has it anyway): it bounds what we give a
+/// bomb.
 Result<Payload> unpack(const BzImage& image, const GuestMemory& memory) {
     const auto compression = compression_of(image.payload);
     if (compression == Compression::none) {
@@ -89,8 +90,9 @@ Result<Payload> unpack(const BzImage& image, const GuestMemory& memory) {
         return fail("the bzImage is damaged: its payload of {} bytes is larger than its init_size {}", *size,
                     uint32_t(image.header.init_size));
     if (*size > memory.low_size())
-        return fail("the kernel is {} decompressed, but the guest has {} of memory: give it more", size_text(*size),
-                    size_text(memory.size()));
+        return fail("the kernel is {} decompressed, but the guest has {} of memory: give it more than {}",
+                    size_text(*size), size_text(memory.size()),
+                    size_text(image.header.pref_address % GuestMemory::high_start + *size));
 
     auto stream = image.payload;
     if (compression != Compression::gzip)

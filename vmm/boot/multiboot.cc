@@ -203,7 +203,8 @@ Result<LoadedGuest> boot_multiboot(Boot& boot) {
         map.push_back({sizeof(MapEntry) - sizeof(MapEntry::size), entry.start, entry.size, entry.type});
     const std::span<const uint8_t> module_bytes(reinterpret_cast<const uint8_t*>(module_list.data()),
                                                 module_list.size() * sizeof(ModuleEntry));
-    const std::span<const uint8_t> map_bytes(reinterpret_cast<const uint8_t*>(map.data()), map.size() * sizeof(MapEntry));
+    const std::span<const uint8_t> map_bytes(reinterpret_cast<const uint8_t*>(map.data()),
+                                             map.size() * sizeof(MapEntry));
 
     auto list_at = put_low(boot, module_bytes, alignof(ModuleEntry), "the module list");
     auto map_at = put_low(boot, map_bytes, 8, "the memory map");

@@ -22,11 +22,12 @@ class Placement {
     /// Starts with the BIOS data area and the legacy area taken. `memory` is borrowed.
     explicit Placement(const GuestMemory& memory);
 
-    /// Takes [start, start+size) for `what` ("the kernel's segment 2"). Fails, saying why and naming who has it, when any
-    /// of it is not RAM (then with the memory that would do, if any) or taken. Size 0 takes nothing.
+    /// Takes [start, start+size) for `what` ("the kernel's segment 2"). Fails, saying why and naming who has it, when
+    /// any of it is not RAM (then with the memory that would do, if any) or taken. Size 0 takes nothing.
     Result<> claim(Gpa start, uint64_t size, std::string what);
 
-    /// Takes `size` bytes at a multiple of `alignment` (a power of two) within `within`: the lowest or the highest place.
+    /// Takes `size` bytes at a multiple of `alignment` (a power of two) within `within`: the lowest or the highest
+    /// place.
     Result<Gpa> place_low(uint64_t size, uint64_t alignment, MemoryRange within, std::string what);
     Result<Gpa> place_high(uint64_t size, uint64_t alignment, MemoryRange within, std::string what);
 

@@ -14,8 +14,8 @@ struct Boot {
     Placement placement{memory};
 };
 
-// Each loads the kernel in boot.files.kernel, which is known to be of the named kind, and all that belongs to it. Messages
-// begin with the reason: the caller puts the kernel's name in front.
+// Each loads the kernel in boot.files.kernel, which is known to be of the named kind, and all that belongs to it.
+// Messages begin with the reason: the caller puts the kernel's name in front.
 
 Result<LoadedGuest> boot_bzimage(Boot& boot);
 Result<LoadedGuest> boot_linux_elf(Boot& boot, const ElfImage& image);
