@@ -16,8 +16,8 @@ class ApicBus {
     /// Who hears the EOIs of level-triggered interrupts: the IOAPIC.
     void set_eoi_listener(std::function<void(uint8_t vector)> listener) { eoi_listener_ = std::move(listener); }
 
-    /// Delivers to all that match, but `except`; lowest-priority messages to one of them: that with the lowest processor
-    /// priority, and of several the one with the lowest ID. False if nobody accepted it.
+    /// Delivers to all that match, but `except`; lowest-priority messages to one of them: that with the lowest
+    /// processor priority, and of several the one with the lowest ID. False if nobody accepted it.
     bool send(const ApicMessage& message, const Lapic* except = nullptr);
     void end_of_interrupt(uint8_t vector) {
         if (eoi_listener_)

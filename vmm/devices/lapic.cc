@@ -13,9 +13,15 @@ namespace {
 
 using Bits = std::array<uint32_t, 8>;
 
-void set_bit(Bits& bits, uint8_t vector) { bits[vector / 32] |= 1u << vector % 32; }
-void clear_bit(Bits& bits, uint8_t vector) { bits[vector / 32] &= ~(1u << vector % 32); }
-bool test_bit(const Bits& bits, uint8_t vector) { return bits[vector / 32] >> vector % 32 & 1; }
+void set_bit(Bits& bits, uint8_t vector) {
+    bits[vector / 32] |= 1u << vector % 32;
+}
+void clear_bit(Bits& bits, uint8_t vector) {
+    bits[vector / 32] &= ~(1u << vector % 32);
+}
+bool test_bit(const Bits& bits, uint8_t vector) {
+    return bits[vector / 32] >> vector % 32 & 1;
+}
 
 // The highest vector set, or 0 when there is none: vector 0 is never in these.
 uint8_t highest(const Bits& bits) {
@@ -25,7 +31,9 @@ uint8_t highest(const Bits& bits) {
     return 0;
 }
 
-constexpr uint8_t priority_class(unsigned vector) { return static_cast<uint8_t>(vector & 0xf0); }
+constexpr uint8_t priority_class(unsigned vector) {
+    return static_cast<uint8_t>(vector & 0xf0);
+}
 constexpr uint32_t dfr_flat = 0xf;
 
 } // namespace
@@ -57,7 +65,9 @@ void Lapic::clear_registers() {
     update_pending();
 }
 
-bool Lapic::software_enabled() const { return state_.svr & SvrBit::enable; }
+bool Lapic::software_enabled() const {
+    return state_.svr & SvrBit::enable;
+}
 
 // PPR (10.8.3.1).
 uint8_t Lapic::processor_priority() const {
@@ -65,14 +75,14 @@ uint8_t Lapic::processor_priority() const {
     return priority_class(state_.tpr) >= priority_class(in_service) ? state_.tpr : priority_class(in_service);
 }
 
-// The PIC's request reaches the processor through LINT0 in ExtINT mode, or directly when the APIC is off; or it came as a
-// message through the IOAPIC's input 0.
+// The PIC's request reaches the processor through LINT0 in ExtINT mode, or directly when the APIC is off; or it came as
+// a message through the IOAPIC's input 0.
 bool Lapic::ext_int_pending() const {
     if (!enabled())
         return state_.lint0_level;
     const uint32_t entry = state_.lvt[lint0];
-    const bool through = !(entry & LvtBit::mask) && static_cast<DeliveryMode>(entry >> LvtBit::delivery_mode_shift & 7) ==
-                                                        DeliveryMode::ext_int;
+    const bool through = !(entry & LvtBit::mask) &&
+                         static_cast<DeliveryMode>(entry >> LvtBit::delivery_mode_shift & 7) == DeliveryMode::ext_int;
     return state_.ext_int_message || (through && state_.lint0_level);
 }
 
@@ -174,8 +184,10 @@ bool Lapic::deliver_local(Lvt entry) {
         return false;
     // The timer and the error interrupt have no delivery mode; their bits are zero, which is fixed.
     switch (static_cast<DeliveryMode>(lvt >> LvtBit::delivery_mode_shift & 7)) {
-    case DeliveryMode::fixed:
-        return accept_vector(static_cast<uint8_t>(lvt & LvtBit::vector), false);
+    case DeliveryMode::fixed: {
+        const bool level = entry == Lvt::lint0 && lvt & LvtBit::level;
+        return accept_vector(static_cast<uint8_t>(lvt & LvtBit::vector), level);
+    }
     case DeliveryMode::nmi:
         state_.nmi_pending = true;
         return true;
@@ -202,9 +214,19 @@ void Lapic::deliver_pmi() {
 void Lapic::set_lint0(bool level) {
     const bool rises = level && !state_.lint0_level;
     state_.lint0_level = level;
-    if (rises)
+    if (rises && !(state_.lvt[Lvt::lint0] & LvtBit::level))
         deliver_local(Lvt::lint0);
+    sample_lint0();
     update_pending();
+}
+
+// LINT0 as a level-triggered fixed interrupt: its remote IRR flag is set from acceptance to EOI (10.5.1).
+void Lapic::sample_lint0() {
+    uint32_t& lvt = state_.lvt[Lvt::lint0];
+    const auto mode = static_cast<DeliveryMode>(lvt >> LvtBit::delivery_mode_shift & 7);
+    if (state_.lint0_level && mode == DeliveryMode::fixed && lvt & LvtBit::level && !(lvt & LvtBit::remote_irr) &&
+        deliver_local(Lvt::lint0))
+        lvt |= LvtBit::remote_irr;
 }
 
 void Lapic::pulse_lint1() {
@@ -221,8 +243,13 @@ void Lapic::end_of_interrupt() {
         return;
     clear_bit(state_.isr, vector);
     update_pending();
-    if (test_bit(state_.tmr, vector))
-        wiring_.bus->end_of_interrupt(vector);
+    if (!test_bit(state_.tmr, vector))
+        return;
+    wiring_.bus->end_of_interrupt(vector);
+    if (uint32_t& lvt = state_.lvt[Lvt::lint0]; lvt & LvtBit::remote_irr && (lvt & LvtBit::vector) == vector) {
+        lvt &= ~LvtBit::remote_irr;
+        sample_lint0();
+    }
 }
 
 void Lapic::send_ipi(uint64_t icr) {
@@ -257,8 +284,8 @@ void Lapic::send_ipi(uint64_t icr) {
         break;
     }
     const uint32_t all_ones = x2apic_mode() ? 0xffff'ffff : 0xff;
-    message.destination = static_cast<uint32_t>(
-        icr >> (x2apic_mode() ? IcrBit::destination_shift : IcrBit::xapic_destination_shift));
+    message.destination =
+        static_cast<uint32_t>(icr >> (x2apic_mode() ? IcrBit::destination_shift : IcrBit::xapic_destination_shift));
     message.to = message.destination == all_ones ? ApicMessage::To::broadcast
                  : icr & IcrBit::logical         ? ApicMessage::To::logical
                                                  : ApicMessage::To::physical;

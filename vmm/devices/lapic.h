@@ -1,8 +1,8 @@
 // A local APIC with its timer (SDM vol. 3, chapter 10): xAPIC by a page of memory, x2APIC by MSRs.
 //
-// It is of the Pentium 4/Xeon kind (version 0x14) with six local vectors. Not there: CMCI, suppression of EOI broadcasts,
-// focus processor checking, arbitration priority (reads as an illegal register), SMIs (ignored: there is no SMM).
-// One per vCPU, all on the machine's thread.
+// It is of the Pentium 4/Xeon kind (version 0x14) with six local vectors. Not there: CMCI, suppression of EOI
+// broadcasts, focus processor checking, arbitration priority (reads as an illegal register), SMIs (ignored: there is no
+// SMM). One per vCPU, all on the machine's thread.
 #pragma once
 
 #include <array>
@@ -38,9 +38,9 @@ inline constexpr uint64_t bsp = 1 << 8, extd = 1 << 10, en = 1 << 11;
 class Lapic {
   public:
     struct Wiring {
-        ApicBus* bus;                         // must outlive the APIC
-        std::function<uint8_t()> pic_vector;  // the INTA cycle to the 8259A
-        std::function<void()> init;           // an INIT arrived: the processor resets, and waits for a SIPI if it's not the BSP
+        ApicBus* bus;                        // must outlive the APIC
+        std::function<uint8_t()> pic_vector; // the INTA cycle to the 8259A
+        std::function<void()> init; // an INIT arrived: the processor resets, and waits for a SIPI if it's not the BSP
         std::function<void(uint8_t)> startup; // a SIPI with this vector arrived; matters only to one that waits for it
         unsigned physical_address_bits = 46;  // as CPUID leaf 80000008H says
     };
@@ -79,7 +79,8 @@ class Lapic {
     void set_lint0(bool level);
     /// LINT1: the PC's NMI line; a pulse.
     void pulse_lint1();
-    /// RESET of the processor. init() is the INIT of an IPI: it keeps the ID, IA32_APIC_BASE and TSC_DEADLINE's time base.
+    /// RESET of the processor. init() is the INIT of an IPI: it keeps the ID, IA32_APIC_BASE and TSC_DEADLINE's time
+    /// base.
     void reset();
 
     // --- The bus.
@@ -118,7 +119,9 @@ class Lapic {
     };
 
     bool enabled() const { return state_.apic_base & ApicBase::en; }
-    bool x2apic_mode() const { return (state_.apic_base & (ApicBase::en | ApicBase::extd)) == (ApicBase::en | ApicBase::extd); }
+    bool x2apic_mode() const {
+        return (state_.apic_base & (ApicBase::en | ApicBase::extd)) == (ApicBase::en | ApicBase::extd);
+    }
     bool xapic_mode() const { return (state_.apic_base & (ApicBase::en | ApicBase::extd)) == ApicBase::en; }
     bool software_enabled() const;
     Gpa page() const { return state_.apic_base & page_base_mask(); }
@@ -131,6 +134,7 @@ class Lapic {
     void set_tpr(uint8_t value);
     bool accept_vector(uint8_t vector, bool level_triggered);
     bool deliver_local(Lvt entry);
+    void sample_lint0();
     void report_error(uint32_t error);
     void end_of_interrupt();
     void send_ipi(uint64_t icr);

@@ -14,11 +14,15 @@ constexpr unsigned register_stride = 16, bitmap_length = 0x80;
 constexpr uint32_t ldr_writable = 0xff00'0000, dfr_fixed_ones = 0x0fff'ffff;
 constexpr uint32_t divide_valid = 0b1011;
 
-bool within(unsigned offset, unsigned start) { return offset >= start && offset < start + bitmap_length; }
+bool within(unsigned offset, unsigned start) {
+    return offset >= start && offset < start + bitmap_length;
+}
 
 } // namespace
 
-uint64_t Lapic::page_base_mask() const { return ((1ull << wiring_.physical_address_bits) - 1) & ~page_mask; }
+uint64_t Lapic::page_base_mask() const {
+    return ((1ull << wiring_.physical_address_bits) - 1) & ~page_mask;
+}
 
 std::optional<uint64_t> Lapic::read_msr(uint32_t msr) {
     if (msr == ApicMsr::apic_base)
@@ -176,9 +180,13 @@ void Lapic::write_lvt(Lvt entry, uint32_t value) {
     value &= lvt_valid(entry);
     if (!software_enabled())
         value |= LvtBit::mask;
+    if (entry == lint0 && value & LvtBit::level)
+        value |= before & LvtBit::remote_irr;
     state_.lvt[entry] = value;
     if (entry == timer)
         timer_lvt_changed(before);
+    else if (entry == lint0)
+        sample_lint0();
     update_pending(); // LINT0 may let the PIC through
 }
 

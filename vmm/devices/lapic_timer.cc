@@ -1,5 +1,5 @@
-// The local APIC's timer (SDM vol. 3, 10.5.4): the count is arithmetic on virtual time; an event is scheduled only when an
-// interrupt will come of it.
+// The local APIC's timer (SDM vol. 3, 10.5.4): the count is arithmetic on virtual time; an event is scheduled only when
+// an interrupt will come of it.
 #include <limits>
 
 #include "vmm/devices/lapic.h"
@@ -18,7 +18,9 @@ constexpr uint32_t divide_valid = 0b1011;
 
 } // namespace
 
-uint32_t Lapic::timer_mode() const { return state_.lvt[timer] & LvtBit::timer_mode; }
+uint32_t Lapic::timer_mode() const {
+    return state_.lvt[timer] & LvtBit::timer_mode;
+}
 
 // Figure 10-10: bits 3, 1, 0 are a code: 0 is 2, 1 is 4, ..., 6 is 128 and 7 is 1.
 VirtualTime Lapic::tick_length() const {
@@ -46,10 +48,8 @@ void Lapic::write_initial_count(uint32_t value) {
 void Lapic::write_divide(uint32_t value) {
     const uint32_t count = current_count();
     state_.divide_configuration = value & divide_valid;
-    // The count goes on from where it is, at the new rate. In periodic mode the start lies so far back that it fits.
-    const VirtualTime done = (state_.initial_count - count) * tick_length();
-    if (timer_mode() == TimerMode::periodic || count != 0)
-        state_.timer_start = clock_.now() - done; // may wrap: only differences are used
+    // The count goes on from where it is, at the new rate. The start may wrap below zero: only differences are used.
+    state_.timer_start = clock_.now() - (state_.initial_count - count) * tick_length();
     arm_timer();
 }
 
@@ -68,13 +68,17 @@ void Lapic::set_tsc_offset(uint64_t offset) {
 void Lapic::timer_lvt_changed(uint32_t before) {
     const uint32_t mode_before = before & LvtBit::timer_mode;
     if (mode_before != timer_mode()) {
+        const VirtualTime length = state_.initial_count * tick_length();
+        const VirtualTime passed = clock_.now() - state_.timer_start;
         // To or from deadline mode disarms (10.5.4.1). Between the others the count goes on.
         if (mode_before == TimerMode::tsc_deadline || timer_mode() == TimerMode::tsc_deadline) {
             state_.initial_count = 0;
             state_.tsc_deadline = 0;
-        } else if (mode_before == TimerMode::one_shot && state_.initial_count != 0 &&
-                   (clock_.now() - state_.timer_start) / tick_length() >= state_.initial_count) {
-            state_.initial_count = 0; // it has run out: periodic mode has nothing to reload it at
+        } else if (passed >= length) {
+            if (mode_before == TimerMode::periodic && length != 0)
+                state_.timer_start += passed - passed % length; // this period is the last
+            else
+                state_.initial_count = 0; // it has run out: nothing comes that periodic mode would reload it at
         }
     }
     arm_timer();

@@ -34,7 +34,9 @@ constexpr unsigned spurious_input = 7;
 // Inputs that are always edge-triggered: timer, keyboard, cascade; RTC and coprocessor error.
 constexpr uint8_t elcr_master_mask = 0xf8, elcr_slave_mask = 0xde;
 
-constexpr uint8_t bit(unsigned n) { return static_cast<uint8_t>(1u << n); }
+constexpr uint8_t bit(unsigned n) {
+    return static_cast<uint8_t>(1u << n);
+}
 
 } // namespace
 
@@ -76,8 +78,7 @@ int Pic8259::pending_input() const {
         const unsigned input = (state_.lowest + i) % inputs;
         const bool in_service = state_.isr & bit(input);
         // Special fully nested mode: the slave may interrupt its own service.
-        if (requests & bit(input) &&
-            (!in_service || (state_.special_fully_nested && cascade_inputs_ & bit(input))))
+        if (requests & bit(input) && (!in_service || (state_.special_fully_nested && cascade_inputs_ & bit(input))))
             return static_cast<int>(input);
         if (in_service)
             return -1;
@@ -152,8 +153,7 @@ void Pic8259::initialize(uint8_t icw1) {
 void Pic8259::write_ocw2(uint8_t value) {
     const unsigned level = value & Ocw2::level;
     // A non-specific EOI ends the service of the highest priority; in special mask mode masked ones are left alone.
-    const uint8_t in_service =
-        state_.special_mask ? state_.isr & static_cast<uint8_t>(~state_.imr) : state_.isr;
+    const uint8_t in_service = state_.special_mask ? state_.isr & static_cast<uint8_t>(~state_.imr) : state_.isr;
     const int served = highest(in_service);
     switch (value >> Ocw2::command_shift) {
     case Ocw2::rotate_auto_eoi_clear:
@@ -194,7 +194,10 @@ void Pic8259::write_ocw3(uint8_t value) {
 
 Pic::Pic(IrqLine output)
     : output_(std::move(output)), master_(bit(platform::Irq::cascade)), slave_(0), master_ports_(*this, master_),
-      slave_ports_(*this, slave_), elcr_ports_(*this) {}
+      slave_ports_(*this, slave_), elcr_ports_(*this) {
+    // As firmware leaves it: the SCI is shared and level-triggered.
+    slave_.set_level_triggered(bit(platform::Irq::sci - Pic8259::inputs));
+}
 
 void Pic::set_irq(unsigned irq, bool level) {
     if (irq == platform::Irq::cascade)
@@ -213,12 +216,15 @@ uint8_t Pic::acknowledge() {
         vector = slave_.vector(slave_.acknowledge());
         drop_cascade();
     }
+    output_.set(false); // INT falls with the acknowledgement, even if the next request is there already
     update();
     return vector;
 }
 
 // INT falls with the acknowledgement, so that what the slave requests next is a new edge for the master.
-void Pic::drop_cascade() { master_.set_input(platform::Irq::cascade, false); }
+void Pic::drop_cascade() {
+    master_.set_input(platform::Irq::cascade, false);
+}
 
 void Pic::update() {
     master_.set_input(platform::Irq::cascade, slave_.output());

@@ -1,4 +1,5 @@
-// The pair of 8259A interrupt controllers of a PC (Intel 8259A data sheet, 231468), with the edge/level control register.
+// The pair of 8259A interrupt controllers of a PC (Intel 8259A data sheet, 231468), with the edge/level control
+// register.
 //
 // The slave's INT output is the master's input 2. IRQ n is input n of the master or n - 8 of the slave.
 #pragma once
@@ -37,13 +38,15 @@ class Pic8259 {
     struct State {
         uint8_t irr_latch = 0; // edges seen and not yet served
         uint8_t lines = 0, imr = 0, isr = 0, elcr = 0, vector_base = 0;
-        uint8_t lowest = 7;   // the input of the lowest priority
+        uint8_t lowest = 7;    // the input of the lowest priority
         uint8_t init_step = 0; // 0: operating; else the ICW expected next
         bool needs_icw4 = false, single = false, auto_eoi = false, rotate_on_auto_eoi = false, special_mask = false;
         bool special_fully_nested = false, read_isr = false, poll = false;
     };
 
-    uint8_t irr() const { return static_cast<uint8_t>((state_.irr_latch & ~state_.elcr) | (state_.lines & state_.elcr)); }
+    uint8_t irr() const {
+        return static_cast<uint8_t>((state_.irr_latch & ~state_.elcr) | (state_.lines & state_.elcr));
+    }
     int highest(uint8_t mask) const;
     int pending_input() const;
     void initialize(uint8_t icw1);

@@ -17,14 +17,17 @@ constexpr VirtualTime refresh_period = 15'085; // ns between two memory refreshe
 } // namespace
 
 Pit::Pit(Clock& clock, IrqLine irq0)
-    : clock_(clock), irq0_(std::move(irq0)), rise_(clock.create("PIT", [this] {
-          irq0_.set(false);
-          irq0_.set(true);
-          update();
-      })),
+    : clock_(clock), irq0_(std::move(irq0)), rise_(clock.create("PIT",
+                                                                [this] {
+                                                                    irq0_.set(false);
+                                                                    irq0_.set(true);
+                                                                    update();
+                                                                })),
       port_b_(*this) {}
 
-uint8_t Pit::read_byte(unsigned offset) { return offset == control_port ? 0xff : counters_[offset].read(now()); }
+uint8_t Pit::read_byte(unsigned offset) {
+    return offset == control_port ? 0xff : counters_[offset].read(now());
+}
 
 void Pit::write_byte(unsigned offset, uint8_t value) {
     if (offset == control_port)

@@ -1,8 +1,8 @@
 // The 8254 interval timer of a PC (82C54 data sheet) and system control port B (0x61), which gates its counter 2.
 //
-// Clocked at 1.193182 MHz, exact in virtual nanoseconds. Counter 0 drives IRQ 0: the wire falls and rises again when OUT
-// rises, and is high in between, so that a request isn't lost in the low half of a square wave. Counter 1 (refresh) runs
-// without effect; counter 2 is the speaker's, whose OUT is read at port 0x61.
+// Clocked at 1.193182 MHz, exact in virtual nanoseconds. Counter 0 drives IRQ 0: the wire falls and rises again when
+// OUT rises, and is high in between, so that a request isn't lost in the low half of a square wave. Counter 1 (refresh)
+// runs without effect; counter 2 is the speaker's, whose OUT is read at port 0x61.
 #pragma once
 
 #include <array>

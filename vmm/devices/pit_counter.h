@@ -1,7 +1,7 @@
 // One counter of an 8254 (Intel 82C54 data sheet, 231244), as arithmetic on the tick number of its clock input.
 //
-// Nothing here happens "at" a tick: output, count and the next rise of OUT are computed when asked, from the tick of the
-// last event. The caller passes the current tick, which never goes back.
+// Nothing here happens "at" a tick: output, count and the next rise of OUT are computed when asked, from the tick of
+// the last event. The caller passes the current tick, which never goes back.
 #pragma once
 
 #include <cstdint>

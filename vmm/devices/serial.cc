@@ -47,7 +47,9 @@ void Serial::receive(std::string_view bytes) {
     update_irq();
 }
 
-bool Serial::fifo_enabled() const { return state_.fcr & Fcr::enable; }
+bool Serial::fifo_enabled() const {
+    return state_.fcr & Fcr::enable;
+}
 
 unsigned Serial::trigger_level() const {
     static constexpr unsigned levels[] = {1, 4, 8, 14};
@@ -208,13 +210,14 @@ void Serial::write_mcr(uint8_t value) {
     const uint8_t before = modem_lines();
     state_.mcr = value & Mcr::all;
     // Loopback wires RTS to CTS, DTR to DSR, OUT1 to RI, OUT2 to DCD.
-    state_.loopback_lines = static_cast<uint8_t>((value & Mcr::rts ? Msr::cts : 0) | (value & Mcr::dtr ? Msr::dsr : 0) |
-                                                 (value & Mcr::out1 ? Msr::ri : 0) | (value & Mcr::out2 ? Msr::dcd : 0));
+    state_.loopback_lines =
+        static_cast<uint8_t>((value & Mcr::rts ? Msr::cts : 0) | (value & Mcr::dtr ? Msr::dsr : 0) |
+                             (value & Mcr::out1 ? Msr::ri : 0) | (value & Mcr::out2 ? Msr::dcd : 0));
     const uint8_t after = modem_lines();
     const uint8_t changed = before ^ after;
-    state_.msr_delta |= static_cast<uint8_t>((changed & Msr::cts ? Msr::dcts : 0) | (changed & Msr::dsr ? Msr::ddsr : 0) |
-                                             (changed & before & Msr::ri ? Msr::teri : 0) |
-                                             (changed & Msr::dcd ? Msr::ddcd : 0));
+    state_.msr_delta |=
+        static_cast<uint8_t>((changed & Msr::cts ? Msr::dcts : 0) | (changed & Msr::dsr ? Msr::ddsr : 0) |
+                             (changed & before & Msr::ri ? Msr::teri : 0) | (changed & Msr::dcd ? Msr::ddcd : 0));
     refill();
 }
 

@@ -1,8 +1,8 @@
 // The serial port: a 16550A (National Semiconductor PC16550D data sheet) with the host at the other end.
 //
 // Transmission takes no virtual time: a byte written is out at once and the transmitter is empty again, so that a
-// chatty console doesn't stretch the guest's time. Reception takes no time either, but never overruns: bytes wait on the
-// host's side until the receiver has room.
+// chatty console doesn't stretch the guest's time. Reception takes no time either, but never overruns: bytes wait on
+// the host's side until the receiver has room.
 #pragma once
 
 #include <array>
@@ -41,9 +41,9 @@ class Serial final : public ByteDevice {
         uint16_t divisor = 12; // 9600 baud
         std::array<uint8_t, fifo_size> fifo{};
         unsigned fifo_first = 0, fifo_count = 0;
-        bool thre_interrupt = false;    // the transmitter emptied since the guest last asked
-        bool receive_timeout = false;   // bytes below the trigger level have waited for four character times
-        uint8_t loopback_lines = 0;     // MSR's upper nibble when MCR.LOOP is set
+        bool thre_interrupt = false;  // the transmitter emptied since the guest last asked
+        bool receive_timeout = false; // bytes below the trigger level have waited for four character times
+        uint8_t loopback_lines = 0;   // MSR's upper nibble when MCR.LOOP is set
     };
 
     bool fifo_enabled() const;
