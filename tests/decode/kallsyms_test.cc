@@ -1,7 +1,5 @@
 // find_kallsyms against real kernels' memory: what it says must be what the kernel itself says in /proc/kallsyms.
-//
-//   kallsyms_test                 the synthetic cases (Catch2)
-//   KALLSYMS_CAPTURES=1 ...       also the captures that kallsyms_capture.py made; skipped, with the reason, without them
+// Captures are made by kallsyms_capture.py; where one is missing, that is printed and the case is skipped.
 #define CATCH_CONFIG_MAIN
 #include <catch2/catch.hpp>
 
@@ -84,7 +82,8 @@ std::set<Entry> as_entries(const std::vector<TraceSymbol>& symbols) {
 void check_capture(const std::string& name) {
     auto folder = cache_folder() / "kallsyms" / name;
     if (!std::filesystem::exists(folder / "version")) {
-        std::cout << "SKIP " << name << ": no capture in " << folder << " (tests/decode/kallsyms_capture.py makes it)\n";
+        std::cout << "SKIP " << name << ": no capture in " << folder
+                  << " (tests/decode/kallsyms_capture.py makes it)\n";
         return;
     }
     Mapping memory(folder / "memory");
