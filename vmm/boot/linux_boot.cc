@@ -92,7 +92,7 @@ Result<Payload> unpack(const BzImage& image, const GuestMemory& memory) {
     if (*size > memory.low_size())
         return fail("the kernel is {} decompressed, but the guest has {} of memory: give it more than {}",
                     size_text(*size), size_text(memory.size()),
-                    size_text(image.header.pref_address % GuestMemory::high_start + *size));
+                    size_text(std::min<Gpa>(image.header.pref_address, GuestMemory::pci_hole_start) + *size));
 
     auto stream = image.payload;
     if (compression != Compression::gzip)

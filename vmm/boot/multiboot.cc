@@ -104,6 +104,8 @@ Result<Placed> place_by_header(Boot& boot, const Header& header, uint64_t header
         memory_size = std::max<uint64_t>(file_size, header.bss_end_addr - header.load_addr);
     VTRACE_TRY(boot.placement.claim(header.load_addr, memory_size, "the kernel"));
     VTRACE_TRY(boot.memory.write(header.load_addr, *contents));
+    if (const uint64_t rest = memory_size - file_size)
+        std::memset(boot.memory.at(header.load_addr + file_size, rest), 0, rest);
     return Placed{{header.load_addr, header.load_addr + memory_size}, header.entry_addr};
 }
 
