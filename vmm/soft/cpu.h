@@ -9,7 +9,9 @@
 #include <bit>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "ds/bts.h"
 #include "vmm/cpu_state.h"
@@ -33,7 +35,7 @@ struct TlbEntry {
     uint64_t read_tag;
     uint64_t write_tag;
     uintptr_t addend; // host address = linear address + addend
-    Gpa gpa;          // of the page
+    Gpa gpa;          // of the page; bit 0: the mapping is global
 };
 inline constexpr uint64_t tlb_no_tag = ~0ull;
 inline constexpr unsigned tlb_entries = 1024;
@@ -44,8 +46,9 @@ inline constexpr unsigned mmu_contexts = 3;
 
 struct CodeTlbEntry {
     uint64_t tag; // linear page | 1 for user; tlb_no_tag
-    Gpa gpa;
+    Gpa gpa;      // of the page; bit 0: the mapping is global
 };
+inline constexpr Gpa tlb_global = 1;
 inline constexpr unsigned code_tlb_entries = 512;
 
 enum class Access : uint8_t { read, write, fetch };
@@ -56,9 +59,25 @@ struct JumpEntry {
     Block* block; // null: empty
 };
 inline constexpr unsigned jump_entries = 16384;
-enum class JumpTable : uint8_t { supervisor64, user64, other };
+enum class JumpKind : uint8_t { supervisor64, user64, other };
+inline constexpr unsigned jump_kinds = 3;
+
+struct JumpTable {
+    std::unique_ptr<JumpEntry[]> entries = std::make_unique<JumpEntry[]>(jump_entries);
+    std::vector<uint16_t> used;   // slots filled since the last flush, so that a flush costs what was used
+    bool any_not_global = false;  // holds something that a CR3 write must flush
+    void flush();
+    void insert(uint64_t address, Block* block, bool global);
+};
+inline unsigned jump_slot(uint64_t address) { return (address ^ address >> 14) & (jump_entries - 1); }
 
 // ---------------------------------------------------------------------------------------------------------------------
+
+/// What a page walk found.
+struct Translation {
+    Gpa gpa = 0; // of the byte
+    bool user = false, global = false, writable_now = false; // writable_now: a store needs no further check or D bit
+};
 
 /// Why the handlers gave control back to the run loop.
 enum class Leave : uint8_t {
@@ -86,8 +105,10 @@ inline constexpr uint32_t p = 1, w = 2, u = 4, rsvd = 8, i = 16;
 
 struct Cpu {
     // --- hot ---------------------------------------------------------------------------------------------------------
-    static constexpr unsigned zero_register = 16, rip_register = 17;
-    uint64_t gpr[18] = {}; // 16 registers, a constant 0, and the RIP of the current block's start
+    static constexpr unsigned zero_register = 16, rip_register = 17, two_gib_register = 18;
+    // 16 registers, a constant 0, the RIP of the current block's start, and a constant 2^31 (for RIP-relative operands
+    // whose displacement from the block's start doesn't fit 32 bits).
+    uint64_t gpr[19] = {};
     LazyFlags flags;
     int64_t budget = 0; // instructions that may still retire; the current block's are already taken off
     Block* block = nullptr;
@@ -120,6 +141,8 @@ struct Cpu {
 
     // --- events ------------------------------------------------------------------------------------------------------
     Fault fault;
+    bool no_step_trap = false;   // this instruction gives no single-step trap (SYSCALL, INT n, MOV SS: see run loop)
+    bool touched_device = false; // the machine's timers or interrupts may have changed
     uint64_t pending_db = 0; // DR6 bits of debug traps that the current instruction has met (data and I/O breakpoints)
     std::string detail;      // for Leave::shutdown and unsupported
     std::atomic<bool> stop_requested{false};
@@ -130,14 +153,17 @@ struct Cpu {
     Clock& clock;
     BlockCache* blocks = nullptr;
     BranchLog* log = nullptr;
+    const Op* link_request = nullptr; // an op that left for want of a link: the run loop may fill it
     const CpuidModel& cpuid;
     VirtualTime run_started = 0; // virtual time at the start of this run(), when budget was run_budget
     int64_t run_budget = 0;
+    uint64_t run_retired_base = 0; // instructions retired before this run()
 
     // --- TLBs --------------------------------------------------------------------------------------------------------
     TlbEntry tlbs[mmu_contexts][tlb_entries];
     CodeTlbEntry code_tlb[code_tlb_entries];
-    std::unique_ptr<JumpEntry[]> jump_tables[3];
+    JumpTable jump_tables[jump_kinds];
+    unsigned other_jumps_are = ~0u; // CPL and mode that the table JumpKind::other was filled under
 
     Cpu(GuestMemory& memory, CpuPins& pins, Clock& clock, const CpuidModel& cpuid);
 
@@ -177,7 +203,10 @@ struct Cpu {
     /// Instructions retired in this run() before `op`.
     uint64_t retired_before(const Op* op) const { return run_budget - (budget + block->count - op->before); }
     /// Sets the clock to the time of `op`; before any access to a device, the APIC or the TSC.
-    void sync_clock(const Op* op) { clock.set_now(run_started + retired_before(op)); }
+    void sync_clock(const Op* op) {
+        clock.set_now(run_started + retired_before(op));
+        touched_device = true;
+    }
 
     // --- leaving a block ---------------------------------------------------------------------------------------------
     /// Gives back the budget of `op` and all after it and leaves with RIP at `op`.
@@ -246,7 +275,10 @@ struct Cpu {
     }
 
     // --- system memory: descriptor tables, TSS, stacks in event delivery; `fault` is set on failure, nothing left --------
-    bool translate(uint64_t address, Access access, MmuContext context, Gpa& gpa);
+    /// Walks the page tables as the access would, with its effects (A and D bits). False: `fault` says why.
+    bool translate(uint64_t address, Access access, MmuContext context, Translation& result);
+    /// Where a supervisor's read of `address` would go, without any effect.
+    std::optional<Gpa> peek(uint64_t address) const;
     bool system_read(uint64_t address, void* bytes, unsigned size, MmuContext context = MmuContext::supervisor);
     bool system_write(uint64_t address, const void* bytes, unsigned size, MmuContext context = MmuContext::supervisor);
     template <class T>
@@ -264,7 +296,11 @@ struct Cpu {
                                                                    : MmuContext::supervisor;
     }
 
-    void flush_tlb();                  // everything
+    /// CR0.AM and RFLAGS.AC make misaligned user accesses fault: no access may then take the fast path.
+    bool alignment_checked() const { return cpl == 3 && (cr0 & Cr0::am) && (system_flags & Rflags::ac); }
+    void select_tlb();
+    void flush_tlb();            // everything
+    void flush_tlb_not_global(); // what a CR3 write flushes
     void flush_tlb_page(uint64_t address);
     void flush_jumps();
     /// After anything that `mode`, `cpl`, `tlb`, `jumps`, `segment_base` or `fp_blocked` depend on has changed.
@@ -323,8 +359,6 @@ bool segment_linear(Cpu& cpu, const Op* op, Seg seg, uint64_t offset, unsigned s
 
 // ---------------------------------------------------------------------------------------------------------------------
 // From block to block
-
-inline unsigned jump_slot(uint64_t address) { return (address ^ address >> 14) & (jump_entries - 1); }
 
 /// Enters `next` at linear address `address` (== RIP in 64-bit mode; `rip` otherwise the offset in CS).
 inline const Op* enter_block(Cpu& cpu, Block* next, uint64_t rip) {

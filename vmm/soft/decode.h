@@ -31,8 +31,9 @@ struct DecodeInput {
 uint8_t gpr_offset(ZydisRegister reg);
 
 /// Each part picks the handler for the mnemonics that are its own and says so; else false, op untouched.
-/// Sets *ends_block when the instruction must be the last of its block.
-bool decode_integer(const DecodeInput& input, Op& op, bool& ends_block);
+/// Sets ends_block when the instruction must be the last of its block.
+bool decode_alu(const DecodeInput& input, Op& op);  // decode_alu.cc, arithmetic and logic
+bool decode_move(const DecodeInput& input, Op& op); // decode_move.cc, data movement, stack, bits, flags
 bool decode_branch(const DecodeInput& input, Op& op, bool& ends_block);
 bool decode_string(const DecodeInput& input, Op& op, bool& ends_block);
 bool decode_system(const DecodeInput& input, Op& op, bool& ends_block); // decode_system.cc, privileged and segment instructions
@@ -48,6 +49,9 @@ struct Decoded {
 /// what isn't an instruction, or isn't offered by CPUID, becomes an op that raises #UD; one longer than 15 bytes, #GP.
 /// `complete` is false when the bytes ran out first.
 Decoded decode_instruction(std::span<const uint8_t> bytes, CodeMode mode, const CpuidModel& cpuid, bool& complete);
+
+/// Gives a decoded op its place: `offset` bytes and `before` instructions from the start of its block.
+void place_op(Op& op, unsigned offset, unsigned before);
 
 const Op* raise_undefined(Cpu& cpu, const Op* op); // the handler of #UD
 

@@ -19,8 +19,8 @@ using Handler = const Op* (*)(Cpu&, const Op*);
 
 struct Op {
     Handler fn;
-    int64_t imm;  // immediate, sign-extended; branch displacement from the end of the instruction
-    int32_t disp; // memory operand; RIP-relative ones are relative to the block's start
+    int64_t imm;  // immediate, sign-extended; in a direct branch the linked successor (see link_of)
+    int32_t disp; // memory operand; RIP-relative ones are relative to the block's start. Direct branch: displacement
     // Operand registers as byte offsets into Cpu::gpr (AH..BH are odd), so that handlers need no case for them.
     uint8_t reg; // first register operand (usually the destination)
     uint8_t rm;  // second register operand
@@ -38,7 +38,6 @@ static_assert(sizeof(Op) == 32);
 enum class CodeMode : uint8_t { bits16, bits32, bits64 };
 
 struct Block {
-    Block* link[2];     // successors on the same page: [0] taken, [1] fall-through; null until first used
     Block* next;        // in the list of its 64-byte line
     Gpa gpa;            // of the first byte
     uint32_t count;     // instructions
@@ -47,6 +46,13 @@ struct Block {
     bool valid;         // false once invalidated (then it waits in the graveyard)
     Op ops[];           // at most max_block_ops + 1
 };
+
+/// The block that a direct branch or a block's end leads to, kept in the op itself once known: null, or a block of the same
+/// page, which is forgotten only together with the one that links to it.
+inline Block* link_of(const Op* op) { return reinterpret_cast<Block*>(op->imm); }
+inline void set_link(const Op* op, Block* successor) {
+    const_cast<Op*>(op)->imm = reinterpret_cast<int64_t>(successor);
+}
 
 inline constexpr unsigned max_block_instructions = 32;
 inline constexpr unsigned max_instruction_length = 15;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <unordered_map>
 
 #include "vmm/soft/block_cache.h"
 #include "vmm/soft/branch_log.h"
@@ -22,18 +23,43 @@ class SoftVcpu final : public Vcpu {
     std::optional<Gpa> translate(Gva address) const override;
 
     /// Instructions retired since construction.
-    uint64_t retired() const { return retired_; }
+    uint64_t retired() const { return cpu_->run_retired_base; }
+    /// Empties the BTS area into the ring, however full it is.
+    void drain_records() { cpu_->drain_records(); }
     const BlockCache& blocks() const { return blocks_; }
 
   private:
-    bool deliver_pending(); // interrupts, NMIs, debug traps; false: shutdown
+    /// What a boundary leads to.
+    enum class Boundary : uint8_t { execute, execute_single, halted, shutdown };
+
+    Boundary at_boundary();
+    bool deliver_fault();
+    bool deliver_debug_trap(uint64_t dr6_bits);
     Block* find_block();
+    void execute_block(Block* block);
     void execute_single();
-    void finish_instruction_traps(uint64_t flags_before, uint64_t rip_before);
+    bool decode_single();
+    bool run_alone();
+    void note_code_page(uint64_t address, const Translation& where);
+    void note_address_space();
 
     std::unique_ptr<Cpu> cpu_; // large: TLBs inside
     BlockCache blocks_;
-    uint64_t retired_ = 0;
+
+    // The one instruction that is executed alone, and the op that leaves it.
+    struct SingleBlock;
+    std::unique_ptr<SingleBlock> single_;
+
+    // What the log knows.
+    struct Mapping {
+        uint64_t space, page;
+        bool operator==(const Mapping&) const = default;
+    };
+    struct MappingHash {
+        size_t operator()(const Mapping& m) const { return (m.space * 0x9e3779b97f4a7c15 ^ m.page) * 0xff51afd7ed558ccd >> 16; }
+    };
+    std::unordered_map<Mapping, Gpa, MappingHash> logged_mappings_;
+    uint64_t logged_cr3_ = ~0ull;
 };
 
 } // namespace vtrace::soft

@@ -48,6 +48,11 @@ uint64_t data_breakpoints(const Cpu& cpu, uint64_t linear, unsigned size, bool w
 /// Some data breakpoint is armed in the page of `linear`: it must never be in the TLB.
 bool page_watched(const Cpu& cpu, uint64_t linear);
 
-// --- control.cc: the handlers of system instructions, by mnemonic ---------------------------------------------------------
+// --- control_io.cc ---------------------------------------------------------------------------------------------------
+
+/// May the instruction access ports [port, +size)? By IOPL and the TSS's bitmap. False: #GP(0) or #PF raised on `op`.
+bool io_allowed(Cpu& cpu, const Op* op, uint16_t port, unsigned size);
+
+// The handlers of system instructions: system_handlers.h.
 
 } // namespace vtrace::soft

@@ -1,0 +1,161 @@
+#include "vmm/soft/block_cache.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <new>
+
+#include "vmm/soft/cpu.h"
+#include "vmm/soft/decode.h"
+
+namespace vtrace::soft {
+namespace {
+
+/// Leaves a block that ended for want of room or page; the last op of such a block, not an instruction.
+const Op* end_of_block(Cpu& cpu, const Op* op) {
+    uint64_t next = cpu.truncate_rip(cpu.op_rip(op));
+    if (Block* linked = link_of(op))
+        return enter_block(cpu, linked, next);
+    cpu.link_request = op;
+    return cpu.leave_at(next, Leave::lookup);
+}
+
+} // namespace
+
+BlockCache::BlockCache(GuestMemory& memory)
+    : memory_(memory), pages_(memory.pages()), logged_pages_(memory.pages()) {}
+
+BlockCache::~BlockCache() {
+    for (auto& page : pages_)
+        if (page)
+            for (Block* block : page->lines)
+                while (block)
+                    std::free(std::exchange(block, block->next));
+    free_graveyard();
+}
+
+Block* BlockCache::get(Cpu& cpu, Gpa gpa) {
+    auto& page = pages_[memory_.page_index(gpa)];
+    const unsigned offset = gpa & page_mask;
+    if (page)
+        for (Block* block = page->lines[offset / line_size]; block; block = block->next)
+            if (block->gpa == gpa && block->mode == cpu.mode)
+                return block;
+
+    if (live_ >= max_blocks)
+        invalidate_all(cpu);
+
+    Op ops[max_block_instructions + 1];
+    unsigned count = 0, length = 0;
+    bool ends = false;
+    const uint8_t* bytes = memory_.at(gpa & ~page_mask, page_size) + offset;
+    const unsigned available = page_size - offset;
+    while (count < max_block_instructions && length < available && !ends) {
+        bool complete;
+        unsigned window = std::min(available - length, max_instruction_length);
+        Decoded decoded = decode_instruction({bytes + length, window}, cpu.mode, cpu.cpuid, complete);
+        if (!complete)
+            break;
+        Op& op = ops[count] = decoded.op;
+        place_op(op, length, count);
+        length += op.len;
+        ends = decoded.ends_block;
+        ++count;
+    }
+    if (count == 0)
+        return nullptr;
+    if (!ends) {
+        Op& end = ops[count];
+        end = Op{};
+        end.fn = end_of_block;
+        place_op(end, length, count);
+    }
+    const unsigned op_count = count + !ends;
+
+    auto* block = static_cast<Block*>(std::malloc(sizeof(Block) + op_count * sizeof(Op)));
+    if (!block)
+        throw std::bad_alloc();
+    block->gpa = gpa;
+    block->count = count;
+    block->length = static_cast<uint16_t>(length);
+    block->mode = cpu.mode;
+    block->valid = true;
+    std::copy_n(ops, op_count, block->ops);
+
+    if (!page) {
+        page = std::make_unique<CodePage>();
+        // From now on stores to this page must come through the slow path.
+        Gpa page_gpa = gpa & ~page_mask;
+        for (auto& table : cpu.tlbs)
+            for (TlbEntry& entry : table)
+                if ((entry.gpa & ~page_mask) == page_gpa)
+                    entry.write_tag = tlb_no_tag;
+    }
+    block->next = std::exchange(page->lines[offset / line_size], block);
+    for (unsigned line = offset / line_size; line <= (offset + length - 1) / line_size; ++line)
+        page->used.set(line);
+    ++live_;
+    ++built_;
+    log_code(cpu, gpa, length);
+    return block;
+}
+
+bool BlockCache::is_code(Gpa gpa, unsigned size) const {
+    const auto& page = pages_[memory_.page_index(gpa)];
+    if (!page)
+        return false;
+    unsigned offset = gpa & page_mask;
+    for (unsigned line = offset / line_size; line <= (offset + size - 1) / line_size; ++line)
+        if (page->used.test(line))
+            return true;
+    return false;
+}
+
+void BlockCache::invalidate_page(Cpu& cpu, Gpa gpa) {
+    auto& page = pages_[memory_.page_index(gpa)];
+    if (!page)
+        return;
+    for (Block* block : page->lines)
+        for (; block; block = block->next) {
+            block->valid = false;
+            graveyard_.push_back(block);
+            --live_;
+        }
+    page.reset();
+    ++invalidations_;
+    cpu.link_request = nullptr;
+    cpu.flush_jumps();
+}
+
+void BlockCache::invalidate_all(Cpu& cpu) {
+    for (uint64_t index = 0; index < pages_.size(); ++index)
+        if (pages_[index]) {
+            Gpa gpa = index * page_size;
+            invalidate_page(cpu, gpa < memory_.low_size() ? gpa : gpa - memory_.low_size() + GuestMemory::high_start);
+        }
+}
+
+void BlockCache::free_graveyard() {
+    for (Block* block : graveyard_)
+        std::free(block);
+    graveyard_.clear();
+}
+
+void BlockCache::log_code(Cpu& cpu, Gpa gpa, unsigned length) {
+    if (!cpu.log)
+        return;
+    auto& logged = logged_pages_[memory_.page_index(gpa)];
+    const uint8_t* now = memory_.at(gpa & ~page_mask, page_size);
+    const unsigned offset = gpa & page_mask;
+    if (logged && std::memcmp(logged.get() + offset, now + offset, length) == 0)
+        return;
+    if (!logged)
+        logged = std::make_unique<uint8_t[]>(page_size);
+    std::memcpy(logged.get(), now, page_size);
+    cpu.log->sink().code_page(cpu.log->vcpu(), cpu.log->position(cpu.bts), gpa & ~page_mask,
+                              std::span<const uint8_t, page_size>(logged.get(), page_size));
+}
+
+} // namespace vtrace::soft

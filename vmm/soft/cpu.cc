@@ -1,0 +1,221 @@
+#include "vmm/soft/cpu.h"
+
+#include <algorithm>
+
+#include "vmm/soft/block_cache.h"
+#include "vmm/soft/branch_log.h"
+
+namespace vtrace::soft {
+namespace {
+
+/// Where records go while nobody records: one slot, written over and over.
+ds::BtsRecord& scratch_record() {
+    static thread_local ds::BtsRecord record;
+    return record;
+}
+
+} // namespace
+
+Cpu::Cpu(GuestMemory& guest_memory, CpuPins& cpu_pins, Clock& machine_clock, const CpuidModel& model)
+    : memory(guest_memory), pins(cpu_pins), clock(machine_clock), cpuid(model) {
+    gpr[two_gib_register] = 1ull << 31;
+    bts = {&scratch_record(), &scratch_record() + 1, 0};
+    flush_tlb();
+    set_state(CpuState{});
+}
+
+void Cpu::set_rflags(uint64_t value) {
+    flags.set(value);
+    system_flags = value & ~(Rflags::status | Rflags::reserved1);
+    select_tlb();
+}
+
+void Cpu::select_tlb() {
+    static constinit auto never_hits = [] {
+        std::array<TlbEntry, tlb_entries> table{};
+        table.fill({tlb_no_tag, tlb_no_tag, 0, 0});
+        return table;
+    }();
+    tlb = alignment_checked() ? never_hits.data() : tlbs[static_cast<unsigned>(data_context())];
+}
+
+void Cpu::update_mode() {
+    const Segment& cs = segments[CS];
+    if (long_mode() && (cs.attributes & SegAttr::l))
+        mode = CodeMode::bits64;
+    else
+        mode = cs.attributes & SegAttr::db ? CodeMode::bits32 : CodeMode::bits16;
+
+    for (unsigned seg = ES; seg <= GS; ++seg)
+        segment_base[seg] = code64() && seg < FS ? 0 : segments[seg].base;
+
+    select_tlb();
+
+    JumpKind kind = !code64() ? JumpKind::other : cpl == 3 ? JumpKind::user64 : JumpKind::supervisor64;
+    if (kind == JumpKind::other) {
+        unsigned now = static_cast<unsigned>(mode) << 1 | (cpl == 3);
+        if (now != other_jumps_are) {
+            jump_tables[static_cast<unsigned>(JumpKind::other)].flush();
+            other_jumps_are = now;
+        }
+    }
+    jumps = jump_tables[static_cast<unsigned>(kind)].entries.get();
+
+    fp_blocked = (cr0 & Cr0::em ? FpBlock::em : 0) | (cr0 & Cr0::ts ? FpBlock::ts : 0) |
+                 (cr4 & Cr4::osfxsr ? 0 : FpBlock::no_fxsr);
+    update_recording();
+}
+
+void Cpu::update_recording() {
+    if (log)
+        log->set_cpl(bts, cpl);
+}
+
+void Cpu::drain_records() {
+    if (log)
+        log->drain(bts, run_started + (run_budget - budget), run_retired_base + (run_budget - budget));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+void JumpTable::flush() {
+    for (uint16_t slot : used)
+        entries[slot] = {};
+    used.clear();
+    any_not_global = false;
+}
+
+void JumpTable::insert(uint64_t address, Block* block, bool global) {
+    unsigned slot = jump_slot(address);
+    if (!entries[slot].block)
+        used.push_back(static_cast<uint16_t>(slot));
+    entries[slot] = {address, block};
+    any_not_global |= !global;
+}
+
+void Cpu::flush_tlb() {
+    for (auto& table : tlbs)
+        std::fill(std::begin(table), std::end(table), TlbEntry{tlb_no_tag, tlb_no_tag, 0, 0});
+    std::fill(std::begin(code_tlb), std::end(code_tlb), CodeTlbEntry{tlb_no_tag, 0});
+    flush_jumps();
+}
+
+void Cpu::flush_tlb_not_global() {
+    for (auto& table : tlbs)
+        for (TlbEntry& entry : table)
+            if (!(entry.gpa & tlb_global))
+                entry.read_tag = entry.write_tag = tlb_no_tag;
+    for (CodeTlbEntry& entry : code_tlb)
+        if (!(entry.gpa & tlb_global))
+            entry.tag = tlb_no_tag;
+    for (JumpTable& table : jump_tables)
+        if (table.any_not_global)
+            table.flush();
+}
+
+void Cpu::flush_tlb_page(uint64_t address) {
+    uint64_t page = address & ~page_mask;
+    for (auto& table : tlbs)
+        table[page >> 12 & (tlb_entries - 1)].read_tag = table[page >> 12 & (tlb_entries - 1)].write_tag = tlb_no_tag;
+    code_tlb[page >> 12 & (code_tlb_entries - 1)].tag = tlb_no_tag;
+    flush_jumps();
+}
+
+void Cpu::flush_jumps() {
+    for (JumpTable& table : jump_tables)
+        table.flush();
+}
+
+void Cpu::memory_written(Gpa gpa, unsigned size) {
+    if (blocks && memory.at(gpa, size) && blocks->is_code(gpa, size))
+        blocks->invalidate_page(*this, gpa);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+CpuState Cpu::state() const {
+    CpuState s;
+    std::copy_n(gpr, s.gpr.size(), s.gpr.begin());
+    s.rip = rip;
+    s.rflags = rflags();
+    s.segments = segments;
+    s.ldtr = ldtr;
+    s.tr = tr;
+    s.gdtr = gdtr;
+    s.idtr = idtr;
+    s.cr0 = cr0;
+    s.cr2 = cr2;
+    s.cr3 = cr3;
+    s.cr4 = cr4;
+    s.cr8 = pins.read_cr8();
+    s.xcr0 = xcr0;
+    s.dr = dr;
+    s.dr6 = dr6;
+    s.dr7 = dr7;
+    s.efer = efer;
+    s.star = star;
+    s.lstar = lstar;
+    s.cstar = cstar;
+    s.sfmask = sfmask;
+    s.kernel_gs_base = kernel_gs_base;
+    s.sysenter_cs = sysenter_cs;
+    s.sysenter_esp = sysenter_esp;
+    s.sysenter_eip = sysenter_eip;
+    s.pat = pat;
+    s.tsc_aux = tsc_aux;
+    s.tsc = clock.now() + tsc_offset;
+    s.misc_enable = misc_enable;
+    s.debugctl = debugctl;
+    s.ds_area = ds_area;
+    s.shadow = shadow;
+    s.activity = activity;
+    s.nmi_blocked = nmi_blocked;
+    s.fpu = fpu;
+    return s;
+}
+
+void Cpu::set_state(const CpuState& s) {
+    bool paging_changed = cr0 != s.cr0 || cr3 != s.cr3 || cr4 != s.cr4 || efer != s.efer;
+    std::copy(s.gpr.begin(), s.gpr.end(), gpr);
+    rip = s.rip;
+    segments = s.segments;
+    ldtr = s.ldtr;
+    tr = s.tr;
+    gdtr = s.gdtr;
+    idtr = s.idtr;
+    cr0 = s.cr0;
+    cr2 = s.cr2;
+    cr3 = s.cr3;
+    cr4 = s.cr4;
+    xcr0 = s.xcr0;
+    dr = s.dr;
+    dr6 = s.dr6;
+    dr7 = s.dr7;
+    efer = s.efer;
+    star = s.star;
+    lstar = s.lstar;
+    cstar = s.cstar;
+    sfmask = s.sfmask;
+    kernel_gs_base = s.kernel_gs_base;
+    sysenter_cs = s.sysenter_cs;
+    sysenter_esp = s.sysenter_esp;
+    sysenter_eip = s.sysenter_eip;
+    pat = s.pat;
+    tsc_aux = s.tsc_aux;
+    tsc_offset = s.tsc - clock.now();
+    misc_enable = s.misc_enable;
+    debugctl = s.debugctl;
+    ds_area = s.ds_area;
+    shadow = s.shadow;
+    activity = s.activity;
+    nmi_blocked = s.nmi_blocked;
+    fpu = s.fpu;
+    pins.write_cr8(static_cast<uint8_t>(s.cr8));
+    cpl = static_cast<uint8_t>(s.cpl());
+    set_rflags(s.rflags);
+    if (paging_changed)
+        flush_tlb();
+    update_mode();
+}
+
+} // namespace vtrace::soft

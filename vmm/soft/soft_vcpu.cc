@@ -1,0 +1,325 @@
+#include "vmm/soft/soft_vcpu.h"
+
+#include <algorithm>
+
+#include "vmm/soft/decode.h"
+#include "vmm/soft/system.h"
+
+namespace vtrace::soft {
+namespace {
+
+constexpr uint64_t dr6_single_step = 1 << 14; // DR6.BS
+/// Mappings remembered at most; beyond, all are forgotten and told again.
+constexpr size_t max_logged_mappings = 1 << 20;
+
+} // namespace
+
+struct SoftVcpu::SingleBlock {
+    alignas(Block) unsigned char storage[sizeof(Block) + 2 * sizeof(Op)];
+    Block* block() { return reinterpret_cast<Block*>(storage); }
+};
+
+SoftVcpu::SoftVcpu(GuestMemory& memory, CpuPins& pins, Clock& clock, const CpuidModel& cpuid, BranchLog* log)
+    : cpu_(std::make_unique<Cpu>(memory, pins, clock, cpuid)), blocks_(memory), single_(std::make_unique<SingleBlock>()) {
+    cpu_->blocks = &blocks_;
+    cpu_->log = log;
+    cpu_->update_recording();
+}
+
+SoftVcpu::~SoftVcpu() = default;
+
+CpuState SoftVcpu::state() const { return cpu_->state(); }
+void SoftVcpu::set_state(const CpuState& state) { cpu_->set_state(state); }
+
+std::optional<Gpa> SoftVcpu::translate(Gva address) const { return cpu_->peek(address); }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Finding code
+
+void SoftVcpu::note_code_page(uint64_t address, const Translation& where) {
+    Cpu& cpu = *cpu_;
+    if (!cpu.log || !cpu.memory.at(where.gpa))
+        return;
+    const bool global = !where.user;
+    const uint64_t space = global ? 0 : cpu.cr3 & 0x000f'ffff'ffff'f000;
+    const uint64_t page = address & ~page_mask;
+    const Gpa gpa = where.gpa & ~page_mask;
+    if (logged_mappings_.size() >= max_logged_mappings)
+        logged_mappings_.clear();
+    auto [known, added] = logged_mappings_.try_emplace({space, page}, gpa);
+    if (!added && known->second == gpa)
+        return;
+    known->second = gpa;
+    cpu.log->sink().code_mapping(cpu.log->vcpu(), cpu.log->position(cpu.bts), space, page, gpa, global);
+}
+
+void SoftVcpu::note_address_space() {
+    Cpu& cpu = *cpu_;
+    if (!cpu.log || cpu.cr3 == logged_cr3_ || cpu.bts.stride == 0)
+        return;
+    logged_cr3_ = cpu.cr3;
+    cpu.record(cpu.cr3, 0, ds::BtsFlags::make(ds::BtsKind::cr3));
+}
+
+/// The block at cpu.rip, or null with cpu.leave: fault, or restart_single where it can't be a block.
+Block* SoftVcpu::find_block() {
+    Cpu& cpu = *cpu_;
+    const uint64_t address = cpu.code_linear(cpu.rip);
+    const uint64_t page = address & ~page_mask;
+    const bool user = cpu.cpl == 3;
+    CodeTlbEntry& entry = cpu.code_tlb[address >> 12 & (code_tlb_entries - 1)];
+    if (entry.tag != (page | user)) {
+        Translation where;
+        if (!cpu.translate(address, Access::fetch, user ? MmuContext::user : MmuContext::supervisor, where)) {
+            cpu.leave = Leave::fault;
+            return nullptr;
+        }
+        note_code_page(address, where);
+        entry = {page | user, (where.gpa & ~page_mask) | (where.global ? tlb_global : 0)};
+    }
+    const Gpa gpa = (entry.gpa & ~page_mask) | (address & page_mask);
+    Block* block = cpu.memory.at(gpa) ? blocks_.get(cpu, gpa) : nullptr;
+    if (!block) {
+        cpu.leave = Leave::restart_single;
+        return nullptr;
+    }
+    const bool global = entry.gpa & tlb_global;
+    const unsigned table = cpu.jumps == cpu.jump_tables[0].entries.get()   ? 0
+                           : cpu.jumps == cpu.jump_tables[1].entries.get() ? 1
+                                                                           : 2;
+    cpu.jump_tables[table].insert(address, block, global);
+    if (const Op* request = std::exchange(cpu.link_request, nullptr); request && cpu.code64()) {
+        const uint64_t from = cpu.gpr[Cpu::rip_register] + request->offset;
+        // A block's end may lie at its page's end: then what follows is on another page, and a link would outlive it.
+        if (((cpu.block->gpa ^ gpa) & ~page_mask) == 0 && (((from - (request->len == 0)) ^ address) & ~page_mask) == 0)
+            set_link(request, block);
+    }
+    return block;
+}
+
+/// Decodes the instruction at cpu.rip into the single block. False: its bytes can't be fetched, cpu.fault says why.
+bool SoftVcpu::decode_single() {
+    Cpu& cpu = *cpu_;
+    const MmuContext context = cpu.cpl == 3 ? MmuContext::user : MmuContext::supervisor;
+    uint8_t bytes[max_instruction_length];
+    unsigned have = 0;
+    Decoded decoded;
+    // Bytes are fetched page by page, and the second page only if the instruction reaches into it.
+    for (;;) {
+        const uint64_t address = cpu.code_linear(cpu.rip + have);
+        Translation where;
+        if (!cpu.translate(address, Access::fetch, context, where))
+            return false;
+        note_code_page(address, where);
+        const unsigned part = std::min<uint64_t>(max_instruction_length - have, page_size - (address & page_mask));
+        if (const uint8_t* host = cpu.memory.at(where.gpa, part)) {
+            std::memcpy(bytes + have, host, part);
+            blocks_.log_code(cpu, where.gpa, part);
+        } else {
+            std::memset(bytes + have, 0xff, part); // nobody answers
+        }
+        have += part;
+        bool complete;
+        decoded = decode_instruction({bytes, have}, cpu.mode, cpu.cpuid, complete);
+        if (complete)
+            break;
+    }
+    Block* block = single_->block();
+    block->next = nullptr;
+    block->gpa = 0;
+    block->count = 1;
+    block->length = decoded.op.len;
+    block->mode = cpu.mode;
+    block->valid = true;
+    block->ops[0] = decoded.op;
+    place_op(block->ops[0], 0, 0);
+    block->ops[1] = Op{};
+    block->ops[1].fn = [](Cpu& c, const Op* op) -> const Op* {
+        return c.leave_at(c.truncate_rip(c.op_rip(op)), Leave::lookup);
+    };
+    block->ops[1].offset = decoded.op.len;
+    block->ops[1].before = 1;
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Executing
+
+void SoftVcpu::execute_block(Block* block) {
+    Cpu& cpu = *cpu_;
+    cpu.link_request = nullptr;
+    cpu.leave = Leave::lookup;
+    cpu.budget -= block->count;
+    cpu.block = block;
+    cpu.gpr[Cpu::rip_register] = cpu.rip;
+    const Op* op = block->ops;
+    while (op)
+        op = op->fn(cpu, op);
+}
+
+/// Executes the instruction at cpu.rip alone; device accesses and stores to code are then in order. False: it faulted.
+bool SoftVcpu::run_alone() {
+    Cpu& cpu = *cpu_;
+    if (!decode_single()) {
+        cpu.leave = Leave::fault;
+        return false;
+    }
+    // With a budget of just this instruction no branch goes on into another block.
+    const int64_t rest = cpu.budget - 1;
+    cpu.budget = 1;
+    // Time of a device access counts from run_budget: keep the difference.
+    const int64_t run_budget = cpu.run_budget;
+    cpu.run_budget = run_budget - rest;
+    cpu.single = true;
+    execute_block(single_->block());
+    cpu.single = false;
+    cpu.link_request = nullptr;
+    cpu.run_budget = run_budget;
+    cpu.budget += rest;
+    return cpu.leave != Leave::fault;
+}
+
+/// One instruction with everything that can happen around it: shadows, breakpoints, single-step.
+void SoftVcpu::execute_single() {
+    Cpu& cpu = *cpu_;
+    const InterruptShadow shadow = std::exchange(cpu.shadow, InterruptShadow::none);
+    const bool resume = cpu.system_flags & Rflags::rf;
+    if ((cpu.dr7 & 0xff) && !resume && shadow != InterruptShadow::mov_ss) {
+        if (uint64_t hits = code_breakpoints(cpu, cpu.code_linear(cpu.rip))) {
+            cpu.dr6 = (cpu.dr6 & ~uint64_t{0xf}) | hits;
+            cpu.fault = Fault{Vector::db, false, 0, 0};
+            cpu.leave = Leave::fault;
+            return;
+        }
+    }
+    const bool trap_flag = cpu.system_flags & Rflags::tf;
+    const uint64_t retired_before = cpu.run_budget - cpu.budget;
+    cpu.system_flags &= ~Rflags::rf; // holds for one instruction; IRET may set it for the next
+    cpu.no_step_trap = false;
+    if (!run_alone()) {
+        if (resume)
+            cpu.system_flags |= Rflags::rf;
+        cpu.pending_db = 0;
+        return;
+    }
+    const bool retired = static_cast<uint64_t>(cpu.run_budget - cpu.budget) != retired_before;
+    if (!retired)
+        return;
+    if (cpu.shadow == InterruptShadow::mov_ss)
+        return; // debug traps wait for the next instruction
+    uint64_t bits = std::exchange(cpu.pending_db, 0);
+    if (trap_flag && !cpu.no_step_trap)
+        bits |= dr6_single_step;
+    if (bits && cpu.leave != Leave::shutdown && cpu.leave != Leave::unsupported) {
+        cpu.dr6 |= bits;
+        cpu.fault = Fault{Vector::db, false, 0, 0};
+        if (!deliver_event(cpu, EventKind::exception, cpu.fault, cpu.code_linear(cpu.rip)))
+            cpu.leave = Leave::shutdown;
+    }
+}
+
+bool SoftVcpu::deliver_fault() {
+    Cpu& cpu = *cpu_;
+    return deliver_event(cpu, EventKind::exception, cpu.fault, cpu.code_linear(cpu.rip));
+}
+
+/// Interrupts and the like, in the order of SDM vol. 3, table 6-2; then how to go on.
+SoftVcpu::Boundary SoftVcpu::at_boundary() {
+    Cpu& cpu = *cpu_;
+    if (cpu.activity == ActivityState::shutdown)
+        return Boundary::shutdown;
+    // SYSCALL and SYSRET decide by the flags that they load: a trap may be due here outside execute_single().
+    if (uint64_t bits = std::exchange(cpu.pending_db, 0)) {
+        cpu.dr6 |= bits;
+        if (!deliver_event(cpu, EventKind::exception, Fault{Vector::db, false, 0, 0}, cpu.code_linear(cpu.rip)))
+            return Boundary::shutdown;
+    }
+    if (cpu.pins.nmi_pending() && !cpu.nmi_blocked && cpu.shadow != InterruptShadow::mov_ss) {
+        cpu.pins.acknowledge_nmi();
+        cpu.activity = ActivityState::running;
+        if (!deliver_event(cpu, EventKind::nmi, Fault{Vector::nmi, false, 0, 0}, cpu.code_linear(cpu.rip)))
+            return Boundary::shutdown;
+        cpu.nmi_blocked = true;
+    } else if ((cpu.system_flags & Rflags::if_) && cpu.shadow == InterruptShadow::none && cpu.pins.interrupt_pending()) {
+        cpu.activity = ActivityState::running;
+        cpu.clock.set_now(cpu.run_started + (cpu.run_budget - cpu.budget));
+        Fault event{cpu.pins.acknowledge_interrupt(), false, 0, 0};
+        cpu.record(cpu.clock.now(), cpu.run_retired_base + (cpu.run_budget - cpu.budget),
+                   ds::BtsFlags::make(ds::BtsKind::time));
+        if (!deliver_event(cpu, EventKind::external_interrupt, event, cpu.code_linear(cpu.rip)))
+            return Boundary::shutdown;
+    }
+    if (cpu.activity != ActivityState::running)
+        return Boundary::halted;
+    const bool alone = (cpu.system_flags & (Rflags::tf | Rflags::rf)) || cpu.shadow != InterruptShadow::none ||
+                       (cpu.dr7 & 0xff);
+    return alone ? Boundary::execute_single : Boundary::execute;
+}
+
+VcpuRun SoftVcpu::run(uint64_t budget) {
+    Cpu& cpu = *cpu_;
+    cpu.run_started = cpu.clock.now();
+    cpu.run_budget = cpu.budget = static_cast<int64_t>(std::min<uint64_t>(budget, INT64_MAX));
+    cpu.touched_device = false;
+
+    VcpuExit exit = VcpuExit::budget;
+    for (;;) {
+        blocks_.free_graveyard();
+        if (cpu.stop_requested.exchange(false, std::memory_order_relaxed)) {
+            exit = VcpuExit::stopped;
+            break;
+        }
+        note_address_space();
+        const Boundary boundary = at_boundary();
+        if (boundary == Boundary::shutdown) {
+            exit = VcpuExit::shutdown;
+            break;
+        }
+        if (boundary == Boundary::halted) {
+            exit = VcpuExit::halted;
+            break;
+        }
+        if (cpu.touched_device) {
+            exit = VcpuExit::device;
+            break;
+        }
+        if (cpu.budget <= 0)
+            break;
+
+        cpu.leave = Leave::lookup;
+        Block* block = boundary == Boundary::execute ? find_block() : nullptr;
+        if (block && block->count <= static_cast<uint64_t>(cpu.budget))
+            execute_block(block);
+        else if (cpu.leave != Leave::fault)
+            execute_single();
+        if (cpu.leave == Leave::restart_single)
+            execute_single();
+
+        if (cpu.leave == Leave::fault && !deliver_fault())
+            cpu.leave = Leave::shutdown;
+        if (cpu.leave == Leave::halted)
+            cpu.activity = ActivityState::halted;
+        if (cpu.leave == Leave::shutdown) {
+            exit = VcpuExit::shutdown;
+            break;
+        }
+        if (cpu.leave == Leave::unsupported) {
+            exit = VcpuExit::unsupported;
+            break;
+        }
+    }
+    VcpuRun result{exit, static_cast<uint64_t>(cpu.run_budget - cpu.budget), {}};
+    if (exit == VcpuExit::shutdown) {
+        cpu.activity = ActivityState::shutdown;
+        result.detail = cpu.detail;
+    } else if (exit == VcpuExit::unsupported) {
+        result.detail = cpu.detail;
+    }
+    cpu.clock.set_now(cpu.run_started + result.retired);
+    cpu.run_retired_base += result.retired;
+    cpu.run_started += result.retired;
+    cpu.run_budget = cpu.budget;
+    return result;
+}
+
+} // namespace vtrace::soft
