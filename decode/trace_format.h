@@ -29,6 +29,7 @@ inline constexpr uint64_t chunk_alignment = 8;
 inline constexpr uint64_t max_chunk_bytes = 64ull << 20; // payload, stored or uncompressed, of any chunk but the index
 inline constexpr uint64_t max_index_bytes = 1ull << 30;  // uncompressed payload of the index
 inline constexpr uint32_t max_chunk_records = 4u << 20;  // records (branches and events) in a branch chunk
+inline constexpr uint32_t max_chunk_entries = 1u << 20;  // pages, mappings, console pieces or symbols in a chunk
 inline constexpr unsigned max_trace_vcpus = 256;
 
 struct FileHeader {

@@ -47,8 +47,9 @@ class TraceWriter {
 
     /// As TraceSink's calls, which see. Must come before the record at `position` is added. Held back until the branch
     /// chunk that reaches `position` is written.
-    void code_page(unsigned vcpu, uint64_t position, uint64_t gpa, std::span<const uint8_t, 4096> bytes);
-    void code_mapping(unsigned vcpu, uint64_t position, uint64_t cr3, uint64_t gva, uint64_t gpa, bool global);
+    /// True: much is held back now; drain the vCPU's area soon, so that the chunk can be closed.
+    bool code_page(unsigned vcpu, uint64_t position, uint64_t gpa, std::span<const uint8_t, 4096> bytes);
+    bool code_mapping(unsigned vcpu, uint64_t position, uint64_t cr3, uint64_t gva, uint64_t gpa, bool global);
     void console(uint64_t time, std::string_view bytes);
 
     /// Writes what is held back, the symbols (sorted by address here), the outcome, the index and the footer; syncs the
