@@ -144,7 +144,7 @@ void BlockCache::free_graveyard() {
 }
 
 void BlockCache::log_code(Cpu& cpu, Gpa gpa, unsigned length) {
-    if (!cpu.log)
+    if (!cpu.recording.sink)
         return;
     auto& logged = logged_pages_[memory_.page_index(gpa)];
     const uint8_t* now = memory_.at(gpa & ~page_mask, page_size);
@@ -154,7 +154,8 @@ void BlockCache::log_code(Cpu& cpu, Gpa gpa, unsigned length) {
     if (!logged)
         logged = std::make_unique<uint8_t[]>(page_size);
     std::memcpy(logged.get(), now, page_size);
-    cpu.log->sink().code_page(cpu.log->vcpu(), cpu.log->position(cpu.bts), gpa & ~page_mask,
+    const Recording& recording = cpu.recording;
+    recording.sink->code_page(recording.vcpu, recording.store->position(), gpa & ~page_mask,
                               std::span<const uint8_t, page_size>(logged.get(), page_size));
 }
 

@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "vmm/soft/branch_log.h"
+#include "vmm/guest_memory.h"
 #include "vmm/soft/op.h"
 
 namespace vtrace::soft {

@@ -3,23 +3,24 @@
 #include <algorithm>
 
 #include "vmm/soft/block_cache.h"
-#include "vmm/soft/branch_log.h"
 
 namespace vtrace::soft {
 namespace {
 
-/// Where records go while nobody records: one slot, written over and over.
-ds::BtsRecord& scratch_record() {
+/// Where records go when nobody records: one slot, written over and over.
+ds::BtsCursor& scratch_cursor() {
     static thread_local ds::BtsRecord record;
-    return record;
+    static thread_local ds::BtsCursor cursor{&record, &record + 1, 0};
+    return cursor;
 }
 
 } // namespace
 
-Cpu::Cpu(GuestMemory& guest_memory, CpuPins& cpu_pins, Clock& machine_clock, const CpuidModel& model)
-    : memory(guest_memory), pins(cpu_pins), clock(machine_clock), cpuid(model) {
+Cpu::Cpu(GuestMemory& guest_memory, CpuPins& cpu_pins, Clock& machine_clock, const CpuidModel& model,
+         const Recording& where)
+    : memory(guest_memory), pins(cpu_pins), clock(machine_clock), recording(where), cpuid(model) {
     gpr[two_gib_register] = 1ull << 31;
-    bts = {&scratch_record(), &scratch_record() + 1, 0};
+    bts = recording.store ? &recording.store->cursor() : &scratch_cursor();
     flush_tlb();
     set_state(CpuState{});
 }
@@ -67,13 +68,13 @@ void Cpu::update_mode() {
 }
 
 void Cpu::update_recording() {
-    if (log)
-        log->set_cpl(bts, cpl);
+    if (recording.store)
+        recording.store->set_cpl(cpl);
 }
 
 void Cpu::drain_records() {
-    if (log)
-        log->drain(bts, run_started + (run_budget - budget), run_retired_base + (run_budget - budget));
+    if (recording.store)
+        recording.store->drain(run_started + (run_budget - budget), run_retired_base + (run_budget - budget));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

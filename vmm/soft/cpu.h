@@ -19,12 +19,12 @@
 #include "vmm/soft/cpuid.h"
 #include "vmm/soft/flags.h"
 #include "vmm/soft/op.h"
+#include "vmm/soft/recording.h"
 #include "vmm/vcpu.h"
 
 namespace vtrace::soft {
 
 class BlockCache;
-class BranchLog;
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Software TLB
@@ -114,7 +114,7 @@ struct Cpu {
     Block* block = nullptr;
     TlbEntry* tlb = nullptr; // of the current context
     JumpEntry* jumps = nullptr;
-    ds::BtsCursor bts{};
+    ds::BtsCursor* bts = nullptr; // never null: where nothing is recorded it leads to a scratch slot
     uint64_t segment_base[6] = {}; // 0 for ES, CS, SS, DS in 64-bit mode
     uint32_t fp_blocked = 0;       // FpBlock bits: why an FPU/SSE instruction faults now; 0 = none
     CodeMode mode = CodeMode::bits16;
@@ -152,7 +152,7 @@ struct Cpu {
     CpuPins& pins;
     Clock& clock;
     BlockCache* blocks = nullptr;
-    BranchLog* log = nullptr;
+    Recording recording;
     const Op* link_request = nullptr; // an op that left for want of a link: the run loop may fill it
     const CpuidModel& cpuid;
     VirtualTime run_started = 0; // virtual time at the start of this run(), when budget was run_budget
@@ -165,7 +165,7 @@ struct Cpu {
     JumpTable jump_tables[jump_kinds];
     unsigned other_jumps_are = ~0u; // CPL and mode that the table JumpKind::other was filled under
 
-    Cpu(GuestMemory& memory, CpuPins& pins, Clock& clock, const CpuidModel& cpuid);
+    Cpu(GuestMemory& memory, CpuPins& pins, Clock& clock, const CpuidModel& cpuid, const Recording& recording = {});
 
     // --- registers ---------------------------------------------------------------------------------------------------
     template <class T>
@@ -311,11 +311,11 @@ struct Cpu {
     // --- branch records ----------------------------------------------------------------------------------------------
     /// At the retirement of a block's last instruction, or in event delivery. Linear addresses.
     void record(uint64_t from, uint64_t to, uint64_t kind_flags = 0) {
-        if (VTRACE_UNLIKELY(bts.append(from, to, kind_flags)))
+        if (VTRACE_UNLIKELY(bts->append(from, to, kind_flags)))
             drain_records();
     }
     void drain_records();
-    void update_recording(); // CPL or DEBUGCTL changed
+    void update_recording(); // CPL changed; before the branch that changes it is recorded
 
     CpuState state() const;
     void set_state(const CpuState& state);

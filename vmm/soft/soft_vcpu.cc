@@ -19,10 +19,11 @@ struct SoftVcpu::SingleBlock {
     Block* block() { return reinterpret_cast<Block*>(storage); }
 };
 
-SoftVcpu::SoftVcpu(GuestMemory& memory, CpuPins& pins, Clock& clock, const CpuidModel& cpuid, BranchLog* log)
-    : cpu_(std::make_unique<Cpu>(memory, pins, clock, cpuid)), blocks_(memory), single_(std::make_unique<SingleBlock>()) {
+SoftVcpu::SoftVcpu(GuestMemory& memory, CpuPins& pins, Clock& clock, const CpuidModel& cpuid,
+                   const Recording& recording)
+    : cpu_(std::make_unique<Cpu>(memory, pins, clock, cpuid, recording)), blocks_(memory),
+      single_(std::make_unique<SingleBlock>()) {
     cpu_->blocks = &blocks_;
-    cpu_->log = log;
     cpu_->update_recording();
 }
 
@@ -38,7 +39,8 @@ std::optional<Gpa> SoftVcpu::translate(Gva address) const { return cpu_->peek(ad
 
 void SoftVcpu::note_code_page(uint64_t address, const Translation& where) {
     Cpu& cpu = *cpu_;
-    if (!cpu.log || !cpu.memory.at(where.gpa))
+    const Recording& recording = cpu.recording;
+    if (!recording.sink || !cpu.memory.at(where.gpa))
         return;
     const bool global = !where.user;
     const uint64_t space = global ? 0 : cpu.cr3 & 0x000f'ffff'ffff'f000;
@@ -50,15 +52,13 @@ void SoftVcpu::note_code_page(uint64_t address, const Translation& where) {
     if (!added && known->second == gpa)
         return;
     known->second = gpa;
-    cpu.log->sink().code_mapping(cpu.log->vcpu(), cpu.log->position(cpu.bts), space, page, gpa, global);
+    recording.sink->code_mapping(recording.vcpu, recording.store->position(), space, page, gpa, global);
 }
 
 void SoftVcpu::note_address_space() {
     Cpu& cpu = *cpu_;
-    if (!cpu.log || cpu.cr3 == logged_cr3_ || cpu.bts.stride == 0)
-        return;
-    logged_cr3_ = cpu.cr3;
-    cpu.record(cpu.cr3, 0, ds::BtsFlags::make(ds::BtsKind::cr3));
+    if (cpu.recording.store && cpu.recording.store->set_cr3(cpu.cr3))
+        cpu.drain_records();
 }
 
 /// The block at cpu.rip, or null with cpu.leave: fault, or restart_single where it can't be a block.

@@ -5,15 +5,15 @@
 #include <unordered_map>
 
 #include "vmm/soft/block_cache.h"
-#include "vmm/soft/branch_log.h"
 #include "vmm/soft/cpu.h"
 
 namespace vtrace::soft {
 
 class SoftVcpu final : public Vcpu {
   public:
-    /// All references are borrowed and must outlive it. `log` may be null: nothing is recorded.
-    SoftVcpu(GuestMemory& memory, CpuPins& pins, Clock& clock, const CpuidModel& cpuid, BranchLog* log = nullptr);
+    /// All that is handed over is borrowed and must outlive it.
+    SoftVcpu(GuestMemory& memory, CpuPins& pins, Clock& clock, const CpuidModel& cpuid,
+             const Recording& recording = {});
     ~SoftVcpu() override;
 
     CpuState state() const override;
@@ -34,7 +34,6 @@ class SoftVcpu final : public Vcpu {
 
     Boundary at_boundary();
     bool deliver_fault();
-    bool deliver_debug_trap(uint64_t dr6_bits);
     Block* find_block();
     void execute_block(Block* block);
     void execute_single();
@@ -59,7 +58,6 @@ class SoftVcpu final : public Vcpu {
         size_t operator()(const Mapping& m) const { return (m.space * 0x9e3779b97f4a7c15 ^ m.page) * 0xff51afd7ed558ccd >> 16; }
     };
     std::unordered_map<Mapping, Gpa, MappingHash> logged_mappings_;
-    uint64_t logged_cr3_ = ~0ull;
 };
 
 } // namespace vtrace::soft
