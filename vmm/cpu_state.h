@@ -94,7 +94,8 @@ struct CpuState {
     uint64_t sysenter_cs = 0, sysenter_esp = 0, sysenter_eip = 0;
     uint64_t pat = 0x0007040600070406, tsc_aux = 0;
     uint64_t tsc = 0; // value at this boundary
-    uint64_t misc_enable = 0, debugctl = 0, ds_area = 0;
+    uint64_t misc_enable = 1; // fast strings
+    uint64_t debugctl = 0, ds_area = 0;
 
     InterruptShadow shadow = InterruptShadow::none;
     ActivityState activity = ActivityState::running;

@@ -18,6 +18,7 @@
 #include "vmm/guest_memory.h"
 #include "vmm/soft/cpuid.h"
 #include "vmm/soft/flags.h"
+#include "vmm/soft/msr_storage.h"
 #include "vmm/soft/op.h"
 #include "vmm/soft/recording.h"
 #include "vmm/vcpu.h"
@@ -134,6 +135,7 @@ struct Cpu {
     uint64_t efer = 0, star = 0, lstar = 0, cstar = 0, sfmask = 0, kernel_gs_base = 0;
     uint64_t sysenter_cs = 0, sysenter_esp = 0, sysenter_eip = 0;
     uint64_t pat = 0, tsc_aux = 0, tsc_offset = 0, misc_enable = 0, debugctl = 0, ds_area = 0;
+    MsrStorage msrs; // what only stores: MTRRs and the like
     InterruptShadow shadow = InterruptShadow::none;
     ActivityState activity = ActivityState::running;
     bool nmi_blocked = false;

@@ -1,0 +1,258 @@
+// CPUID's leaves (SDM vol. 2, CPUID, table 3-8).
+#include "vmm/soft/cpuid.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <initializer_list>
+
+#include <fmt/ranges.h>
+
+#include "vmm/clock.h"
+#include "vmm/devices/platform.h"
+
+namespace vtrace {
+namespace {
+
+constexpr uint32_t max_basic = 0x16, hypervisor_base = 0x4000'0000, extended_base = 0x8000'0000,
+                   max_extended = 0x8000'0008;
+
+/// Family 6, model 28 (Bonnell), stepping 10. It executes in order: operating systems know that none of the speculation
+/// bugs are in it and leave out their mitigations, which would be in every trace. "x86-64-v2" has the same signature
+/// for that reason, though no Bonnell has all of its features; so has it no use for IA32_ARCH_CAPABILITIES. (Stepping 2
+/// would have erratum AAE44 and lose PSE.)
+constexpr uint32_t bonnell = 0x000106ca;
+
+constexpr uint64_t set_of(std::initializer_list<Feature> features) {
+    uint64_t set = 0;
+    for (Feature feature : features)
+        set |= 1ull << static_cast<unsigned>(feature);
+    return set;
+}
+
+constexpr uint64_t atom_features =
+    set_of({Feature::sse3, Feature::ssse3, Feature::cx16, Feature::lahf_lm, Feature::x2apic, Feature::tsc_deadline,
+            Feature::nx, Feature::pge, Feature::sep, Feature::syscall, Feature::erms});
+
+constexpr uint64_t v2_features =
+    atom_features |
+    set_of({Feature::sse4_1, Feature::sse4_2, Feature::popcnt, Feature::rdtscp, Feature::fsgsbase, Feature::smep,
+            Feature::smap, Feature::umip, Feature::pcid, Feature::invpcid, Feature::xsave, Feature::xsaveopt,
+            Feature::rdrand, Feature::rdseed, Feature::clflushopt, Feature::tsc_adjust, Feature::gbpages});
+
+struct NamedModel {
+    std::string_view name;
+    uint32_t signature;
+    uint64_t features;
+};
+constexpr NamedModel models[] = {{"atom", bonnell, atom_features}, {"x86-64-v2", bonnell, v2_features}};
+
+/// A feature's bit in a register of a leaf; `always`: every model has it.
+struct FeatureBit {
+    Feature feature;
+    unsigned bit;
+};
+
+uint32_t bits_of(const CpuidModel& model, std::initializer_list<FeatureBit> list) {
+    uint32_t bits = 0;
+    for (const auto& [feature, bit] : list)
+        if (model.has(feature))
+            bits |= 1u << bit;
+    return bits;
+}
+
+constexpr uint32_t bits(std::initializer_list<unsigned> list) {
+    uint32_t value = 0;
+    for (unsigned bit : list)
+        value |= 1u << bit;
+    return value;
+}
+
+uint32_t four_chars(const char* text) {
+    uint32_t value;
+    std::memcpy(&value, text, sizeof value);
+    return value;
+}
+
+CpuidResult leaf_1(const CpuidModel& model, uint32_t signature) {
+    using F = Feature;
+    constexpr uint32_t clflush_line = 64 / 8 << 8, one_processor = 1 << 16;
+    const uint32_t ecx = bits_of(model, {{F::sse3, 0},
+                                         {F::monitor, 3},
+                                         {F::ssse3, 9},
+                                         {F::cx16, 13},
+                                         {F::pcid, 17},
+                                         {F::sse4_1, 19},
+                                         {F::sse4_2, 20},
+                                         {F::x2apic, 21},
+                                         {F::movbe, 22},
+                                         {F::popcnt, 23},
+                                         {F::tsc_deadline, 24},
+                                         {F::xsave, 26},
+                                         {F::rdrand, 30}}) |
+                         bits({31}); // hypervisor
+    // FPU DE PSE TSC MSR PAE MCE CX8 APIC MTRR MCA CMOV PAT PSE36 CLFSH MMX FXSR SSE SSE2. No VME: there is no VM86.
+    const uint32_t edx = bits({0, 2, 3, 4, 5, 6, 7, 8, 9, 12, 14, 15, 16, 17, 19, 23, 24, 25, 26}) |
+                         bits_of(model, {{F::sep, 11}, {F::pge, 13}});
+    return {signature, clflush_line | one_processor, ecx, edx};
+}
+
+/// Deterministic cache parameters: 24 KiB data, 32 KiB code, 512 KiB second level, lines of 64 bytes.
+CpuidResult leaf_4(uint32_t subleaf) {
+    struct Cache {
+        unsigned type, level, ways, sets;
+    };
+    constexpr Cache caches[] = {{1, 1, 6, 64}, {2, 1, 8, 64}, {3, 2, 8, 1024}};
+    if (subleaf >= std::size(caches))
+        return {0, 0, 0, 0};
+    const Cache& cache = caches[subleaf];
+    constexpr uint32_t self_initializing = 1 << 8, line = 64;
+    return {cache.type | cache.level << 5 | self_initializing, (line - 1) | (cache.ways - 1) << 22, cache.sets - 1, 0};
+}
+
+CpuidResult leaf_7(const CpuidModel& model, uint32_t subleaf) {
+    using F = Feature;
+    if (subleaf != 0)
+        return {0, 0, 0, 0};
+    const uint32_t ebx = bits_of(model, {{F::fsgsbase, 0},
+                                         {F::tsc_adjust, 1},
+                                         {F::bmi1, 3},
+                                         {F::smep, 7},
+                                         {F::bmi2, 8},
+                                         {F::erms, 9},
+                                         {F::invpcid, 10},
+                                         {F::rdseed, 18},
+                                         {F::adx, 19},
+                                         {F::smap, 20},
+                                         {F::clflushopt, 23}});
+    return {0, ebx, bits_of(model, {{F::umip, 2}}), 0};
+}
+
+/// Extended topology: one thread a core, cores up to the eight bits of an APIC id. EDX, the id, is the engine's.
+CpuidResult leaf_b(uint32_t subleaf) {
+    constexpr uint32_t smt = 1 << 8, core = 2 << 8;
+    switch (subleaf) {
+    case 0:
+        return {0, 1, subleaf | smt, 0};
+    case 1:
+        return {8, 1, subleaf | core, 0};
+    default:
+        return {0, 0, subleaf & 0xff, 0};
+    }
+}
+
+/// XSAVE: x87 and SSE state, in the legacy region and the header; nothing beyond.
+CpuidResult leaf_d(const CpuidModel& model, uint32_t subleaf) {
+    constexpr uint32_t x87_sse = 3, area = 512 + 64;
+    if (!model.has(Feature::xsave) || subleaf > 1)
+        return {0, 0, 0, 0};
+    if (subleaf == 0)
+        return {x87_sse, area, area, 0};
+    return {bits_of(model, {{Feature::xsaveopt, 0}}), 0, 0, 0};
+}
+
+/// The TSC's ratio to the crystal that clocks the APIC timer, too, and the frequencies in MHz.
+CpuidResult leaf_15() {
+    return {1, static_cast<uint32_t>(tsc_hz / platform::crystal_hz), static_cast<uint32_t>(platform::crystal_hz), 0};
+}
+CpuidResult leaf_16() {
+    constexpr auto mhz = static_cast<uint32_t>(tsc_hz / 1'000'000);
+    return {mhz, mhz, 100, 0};
+}
+
+CpuidResult basic_leaf(const CpuidModel& model, uint32_t signature, uint32_t leaf, uint32_t subleaf) {
+    switch (leaf) {
+    case 0:
+        return {max_basic, four_chars("Genu"), four_chars("ntel"), four_chars("ineI")};
+    case 1:
+        return leaf_1(model, signature);
+    case 2: // descriptor FFH: see leaf 4
+        return {0x0000ff01, 0, 0, 0};
+    case 4:
+        return leaf_4(subleaf);
+    case 6: // ARAT: the APIC timer never stops
+        return {bits({2}), 0, 0, 0};
+    case 7:
+        return leaf_7(model, subleaf);
+    case 0xb:
+        return leaf_b(subleaf);
+    case 0xd:
+        return leaf_d(model, subleaf);
+    case 0x15:
+        return leaf_15();
+    case 0x16:
+        return leaf_16();
+    default: // 0AH among them: no performance counters
+        return {0, 0, 0, 0};
+    }
+}
+
+/// 48 bytes of text, zero-padded, in three leaves.
+CpuidResult brand_leaf(unsigned part) {
+    constexpr std::array<char, 48> brand = [] {
+        std::array<char, 48> text{};
+        constexpr std::string_view name = "vtrace Virtual CPU @ 1.00GHz";
+        std::copy(name.begin(), name.end(), text.begin());
+        return text;
+    }();
+    const char* text = brand.data() + part * 16;
+    return {four_chars(text), four_chars(text + 4), four_chars(text + 8), four_chars(text + 12)};
+}
+
+CpuidResult extended_leaf(const CpuidModel& model, uint32_t leaf) {
+    using F = Feature;
+    constexpr unsigned linear_bits = 48;
+    switch (leaf) {
+    case extended_base:
+        return {max_extended, 0, 0, 0};
+    case extended_base + 1:
+        return {0, 0, bits_of(model, {{F::lahf_lm, 0}, {F::lzcnt, 5}}),
+                bits_of(model, {{F::syscall, 11}, {F::nx, 20}, {F::gbpages, 26}, {F::rdtscp, 27}}) | bits({29})}; // LM
+    case extended_base + 2:
+    case extended_base + 3:
+    case extended_base + 4:
+        return brand_leaf(leaf - (extended_base + 2));
+    case extended_base + 6: // second-level cache: 512 KiB, 8 ways, 64-byte lines
+        return {0, 0, 512u << 16 | 6 << 12 | 64, 0};
+    case extended_base + 7: // invariant TSC
+        return {0, 0, 0, bits({8})};
+    case extended_base + 8:
+        return {model.physical_address_bits() | linear_bits << 8, 0, 0, 0};
+    default:
+        return {0, 0, 0, 0};
+    }
+}
+
+} // namespace
+
+Result<CpuidModel> CpuidModel::by_name(std::string_view name) {
+    for (const NamedModel& candidate : models) {
+        if (candidate.name != name)
+            continue;
+        CpuidModel model;
+        model.name_ = candidate.name;
+        model.features_ = candidate.features;
+        model.signature_ = candidate.signature;
+        return model;
+    }
+    return fail("no CPU model '{}'; there are: {}", name, fmt::join(names(), ", "));
+}
+
+std::vector<std::string> CpuidModel::names() {
+    std::vector<std::string> list;
+    for (const NamedModel& model : models)
+        list.emplace_back(model.name);
+    return list;
+}
+
+CpuidResult CpuidModel::leaf(uint32_t leaf, uint32_t subleaf) const {
+    if (leaf <= max_basic)
+        return basic_leaf(*this, signature_, leaf, subleaf);
+    if (leaf == hypervisor_base) // the hypervisor's own leaves: there are no others
+        return {hypervisor_base, four_chars("vtra"), four_chars("ceVM"), four_chars("M\0\0\0")};
+    if (leaf >= extended_base && leaf <= max_extended)
+        return extended_leaf(*this, leaf);
+    return basic_leaf(*this, signature_, max_basic, subleaf); // beyond the last: the highest basic leaf
+}
+
+} // namespace vtrace
