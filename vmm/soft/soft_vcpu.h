@@ -22,6 +22,9 @@ class SoftVcpu final : public Vcpu {
     void request_stop() override { cpu_->stop_requested.store(true, std::memory_order_relaxed); }
     std::optional<Gpa> translate(Gva address) const override;
 
+    /// RFLAGS.IF: a halted processor could be woken.
+    bool interrupts_allowed() const { return cpu_->system_flags & Rflags::if_; }
+    uint64_t tsc_offset() const { return cpu_->tsc_offset; }
     /// Instructions retired since construction.
     uint64_t retired() const { return cpu_->run_retired_base; }
     /// Empties the BTS area into the ring, however full it is.

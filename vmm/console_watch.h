@@ -1,0 +1,27 @@
+// ConsoleWatch: finds lines of interest in what the guest prints, however it is cut into writes.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace vtrace {
+
+class ConsoleWatch {
+  public:
+    /// True once a kernel has announced its panic.
+    bool panicked() const { return panicked_; }
+    /// The line that announced it.
+    const std::string& panic_line() const { return panic_line_; }
+
+    void feed(std::string_view bytes);
+
+  private:
+    static constexpr size_t max_line = 1024; // a longer line is looked at in pieces
+    void end_line();
+
+    std::string line_;
+    std::string panic_line_;
+    bool panicked_ = false;
+};
+
+} // namespace vtrace

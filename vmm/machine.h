@@ -1,0 +1,131 @@
+// Machine: a PC with its processors, memory and devices, from power-on to the outcome of the run.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ds/result.h"
+#include "vmm/boot/boot.h"
+#include "vmm/bus.h"
+#include "vmm/clock.h"
+#include "vmm/console_watch.h"
+#include "vmm/devices/chipset.h"
+#include "vmm/guest_memory.h"
+#include "vmm/soft/cpuid.h"
+#include "vmm/soft/recording.h"
+#include "vmm/vcpu.h"
+
+namespace vtrace {
+
+namespace soft {
+class SoftVcpu;
+}
+
+struct MachineConfig {
+    uint64_t memory = 512ull << 20; // bytes
+    unsigned vcpus = 1;
+    CpuidModel cpuid;
+    BootOptions boot;
+    int64_t rtc_start = default_rtc_start;
+    std::function<void(std::string_view)> console; // what the guest writes to COM1; may be empty
+};
+
+/// How a run ended.
+enum class Outcome : uint8_t {
+    power_off,    // ACPI S5
+    reset,        // the guest asked for a reset (reboot), with no panic before
+    guest_exit,   // isa-debug-exit; RunResult::code
+    panic,        // pvpanic, or the console said "Kernel panic"
+    triple_fault, // a processor shut down
+    hang,         // no processor can ever run again, or one spins with interrupts off
+    limit,        // RunLimits
+    stopped,      // request_stop()
+    unsupported,  // the guest needs what the engine lacks
+};
+std::string_view describe(Outcome outcome);
+
+struct RunLimits {
+    uint64_t instructions = UINT64_MAX; // of all vCPUs together
+    VirtualTime time = never;
+};
+
+struct RunResult {
+    Outcome outcome;
+    uint32_t code = 0;      // guest_exit: the value written to port 0xf4
+    unsigned vcpu = 0;      // triple_fault, unsupported: which one
+    std::string detail;     // one line more, or empty
+    uint64_t instructions;  // retired by all vCPUs
+    VirtualTime time;
+};
+
+/// With several vCPUs, they take turns on the calling thread: each runs `quantum` of virtual time while the others wait,
+/// so that the machine is deterministic and virtual time is the sum of all instructions.
+class Machine {
+  public:
+    static constexpr VirtualTime quantum = 20'000;
+    /// After a panic's first line the guest may still say why for this long.
+    static constexpr VirtualTime panic_grace = 100'000'000;
+    /// A processor that neither allows interrupts nor touches a device for so long will not do so any more.
+    static constexpr VirtualTime no_progress = 5'000'000'000;
+
+    /// Builds the machine and loads the guest. `recordings`: one a vCPU, or empty. Errors: of the memory, the boot files,
+    /// or the number of vCPUs.
+    static Result<std::unique_ptr<Machine>> create(MachineConfig config, std::vector<soft::Recording> recordings = {});
+    ~Machine();
+    Machine(const Machine&) = delete;
+    Machine& operator=(const Machine&) = delete;
+
+    /// Runs until something ends it. `progress`, if given, is called about every 10 ms of host time's worth of guest work
+    /// (each million instructions); it may call request_stop().
+    RunResult run(const RunLimits& limits, const std::function<void()>& progress = {});
+    /// Ends run() at a near instruction boundary. From any thread, or a signal handler.
+    void request_stop() { stop_.store(true, std::memory_order_relaxed); }
+
+    GuestMemory& memory() { return memory_; }
+    Clock& clock() { return clock_; }
+    Chipset& chipset() { return *chipset_; }
+    const LoadedGuest& guest() const { return guest_; }
+    unsigned vcpus() const { return static_cast<unsigned>(processors_.size()); }
+    Vcpu& vcpu(unsigned index);
+    uint64_t retired(unsigned index) const;
+    uint64_t retired() const;
+    /// Empties every vCPU's BTS area into its ring.
+    void drain_records();
+
+  private:
+    class Pins;
+    struct Processor;
+
+    Machine(MachineConfig config, GuestMemory memory);
+    Result<> build(std::vector<soft::Recording> recordings);
+    void on_event(const MachineEvent& event);
+    void on_console(std::string_view bytes);
+    void on_init(unsigned vcpu);
+    void on_startup(unsigned vcpu, uint8_t vector);
+    bool finish_if_due(RunResult& result);
+    VirtualTime next_stop(const RunLimits& limits) const;
+    bool run_turn(Processor& processor, const RunLimits& limits, RunResult& result);
+    bool pass_idle_time(const RunLimits& limits, RunResult& result);
+
+    MachineConfig config_;
+    GuestMemory memory_;
+    Clock clock_;
+    Bus ports_, mmio_;
+    std::unique_ptr<Chipset> chipset_;
+    LoadedGuest guest_;
+    std::vector<std::unique_ptr<Processor>> processors_;
+    ConsoleWatch watch_;
+    std::atomic<bool> stop_{false};
+
+    // What the guest has done that ends the run.
+    bool powered_off_ = false, reset_ = false, exited_ = false, panicked_ = false;
+    uint32_t exit_code_ = 0;
+    VirtualTime panic_deadline_ = never;
+};
+
+} // namespace vtrace
