@@ -95,11 +95,8 @@ bool write_cr3(Cpu& cpu, uint64_t value) {
     }
     if (value >> cpu.cpuid.physical_address_bits())
         return false;
-    const bool another = value != cpu.cr3;
     cpu.cr3 = value;
     cpu.flush_tlb_not_global();
-    if (another)
-        cpu.record(value, 0, ds::BtsFlags::make(ds::BtsKind::cr3));
     return true;
 }
 

@@ -98,16 +98,14 @@ const Op* op_wrmsr(Cpu& cpu, const Op* op) {
 const Op* op_rdtsc(Cpu& cpu, const Op* op) {
     if (!time_stamp_allowed(cpu, op))
         return nullptr;
-    cpu.sync_clock(op);
-    set_edx_eax(cpu, cpu.clock.now() + cpu.tsc_offset);
+    set_edx_eax(cpu, time_of(cpu, op) + cpu.tsc_offset);
     VTRACE_NEXT(cpu, op);
 }
 
 const Op* op_rdtscp(Cpu& cpu, const Op* op) {
     if (!time_stamp_allowed(cpu, op))
         return nullptr;
-    cpu.sync_clock(op);
-    set_edx_eax(cpu, cpu.clock.now() + cpu.tsc_offset);
+    set_edx_eax(cpu, time_of(cpu, op) + cpu.tsc_offset);
     cpu.gpr[RCX] = static_cast<uint32_t>(cpu.tsc_aux);
     VTRACE_NEXT(cpu, op);
 }
@@ -124,8 +122,7 @@ const Op* op_wbinvd(Cpu& cpu, const Op* op) {
 }
 
 const Op* op_random(Cpu& cpu, const Op* op) {
-    cpu.sync_clock(op);
-    write_register(cpu, op->rm, operand_size(op), random_at(cpu.clock.now()));
+    write_register(cpu, op->rm, operand_size(op), random_at(time_of(cpu, op)));
     cpu.flags.set(Rflags::cf); // a number was there; OF SF ZF AF PF are cleared
     VTRACE_NEXT(cpu, op);
 }

@@ -11,43 +11,11 @@
 namespace vtrace {
 
 /// Instruction set extensions that the software engine knows to leave out: what CPUID doesn't offer raises #UD.
-enum class Feature : uint8_t {
-    sse3,
-    ssse3,
-    sse4_1,
-    sse4_2,
-    popcnt,
-    cx16,
-    movbe,
-    lahf_lm,
-    rdtscp,
-    fsgsbase,
-    smep,
-    smap,
-    umip,
-    pcid,
-    invpcid,
-    xsave,
-    xsaveopt,
-    monitor,
-    rdrand,
-    rdseed,
-    clflushopt,
-    x2apic,
-    tsc_deadline,
-    tsc_adjust,
-    nx,
-    gbpages,
-    pge,
-    sep,
-    syscall,
-    erms,
-    lzcnt,
-    bmi1,
-    bmi2,
-    adx,
-    count
-};
+enum class Feature : uint8_t { // clang-format off
+    sse3, ssse3, sse4_1, sse4_2, popcnt, cx16, movbe, lahf_lm, rdtscp, fsgsbase, smep, smap, umip, pcid, invpcid, xsave,
+    xsaveopt, monitor, rdrand, rdseed, clflushopt, x2apic, tsc_deadline, tsc_adjust, nx, gbpages, pge, sep, syscall,
+    erms, lzcnt, bmi1, bmi2, adx, count
+}; // clang-format on
 
 struct CpuidResult {
     uint32_t eax, ebx, ecx, edx;

@@ -344,6 +344,7 @@ bool deliver_event(Cpu& cpu, EventKind kind, const Fault& event, uint64_t from_l
         }
         kind = EventKind::exception;
     }
+    cpu.leave = Leave::boundary;
     return true;
 }
 
@@ -353,6 +354,7 @@ const Op* software_interrupt(Cpu& cpu, const Op* op, uint8_t vector, EventKind k
     cpu.rip = cpu.next_rip(op);
     if (!attempt(cpu, kind, Fault{vector, false, 0, 0}, from))
         return failed_transfer(cpu, op);
+    cpu.no_step_trap = true; // delivery has cleared TF, and what it was doesn't count
     return cpu.leave_at(cpu.rip, Leave::boundary);
 }
 

@@ -7,6 +7,7 @@
 #include "vmm/soft/msr_index.h"
 #include "vmm/soft/msr_mtrr.h"
 #include "vmm/soft/system.h"
+#include "vmm/soft/system_operand.h"
 
 namespace vtrace::soft {
 namespace {
@@ -26,9 +27,8 @@ bool is_apic_msr(const Cpu& cpu, uint32_t msr) {
     return msr == Msr::apic_base;
 }
 
-uint64_t time_stamp(Cpu& cpu, const Op* op) {
-    cpu.sync_clock(op);
-    return cpu.clock.now() + cpu.tsc_offset;
+uint64_t time_stamp(const Cpu& cpu, const Op* op) {
+    return time_of(cpu, op) + cpu.tsc_offset;
 }
 
 bool write_efer(Cpu& cpu, uint64_t value) {

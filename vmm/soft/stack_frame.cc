@@ -28,7 +28,8 @@ bool stack_has(const Segment& ss, uint64_t offset, unsigned size) {
 
 StackFrame::StackFrame(Cpu& cpu, bool stack64, const Segment& ss, uint64_t rsp, unsigned level, uint32_t fault_code)
     : cpu_(cpu), stack64_(stack64), ss_(ss), rsp_(rsp), mask_(stack_pointer_mask(stack64, ss)),
-      context_(stack_context(cpu, level)), fault_code_(fault_code) {}
+      context_(stack_context(cpu, level)), level3_aligned_(level == 3 && cpu.alignment_checked()),
+      fault_code_(fault_code) {}
 
 bool StackFrame::push(uint64_t value, unsigned size) {
     const uint64_t offset = (rsp_ - size) & mask_;
@@ -41,6 +42,8 @@ bool StackFrame::push(uint64_t value, unsigned size) {
             return set_fault(cpu_, Vector::ss, fault_code_);
         address = static_cast<uint32_t>(ss_.base + offset);
     }
+    if (level3_aligned_ && address % size)
+        return set_fault(cpu_, Vector::ac, 0);
     rsp_ = replace_low(rsp_, offset, mask_);
     values_[count_++] = {address, value, size};
     return true;
@@ -91,6 +94,8 @@ bool StackReader::pop(unsigned size, uint64_t& value) {
             return set_fault(cpu_, Vector::ss, 0);
         address = static_cast<uint32_t>(cpu_.segments[SS].base + offset);
     }
+    if (cpu_.alignment_checked() && address % size)
+        return set_fault(cpu_, Vector::ac, 0);
     value = 0;
     if (!cpu_.system_read(address, &value, size, stack_context(cpu_, cpu_.cpl)))
         return false;

@@ -46,6 +46,7 @@ class StackFrame {
     uint64_t rsp_;
     const uint64_t mask_;
     const MmuContext context_;
+    const bool level3_aligned_; // misaligned values are #AC
     const uint32_t fault_code_;
     Value values_[max_values];
     unsigned count_ = 0;

@@ -1,4 +1,5 @@
 // SYSCALL, SYSRET, SYSENTER, SYSEXIT (SDM vol. 2, under these names; vol. 3, 5.8.7 and 5.8.8).
+#include "vmm/soft/debug_register.h"
 #include "vmm/soft/system.h"
 #include "vmm/soft/system_handlers.h"
 #include "vmm/soft/system_operand.h"
@@ -30,6 +31,14 @@ const Op* enter(Cpu& cpu, uint64_t from, const Segment& code, const Segment& sta
     return cpu.leave_at(rip, Leave::boundary);
 }
 
+/// RFLAGS of SYSCALL and SYSRET: whether a single-step trap follows is for the TF that they load to say.
+void load_flags(Cpu& cpu, uint64_t flags) {
+    cpu.set_rflags(flags);
+    cpu.no_step_trap = true;
+    if (flags & Rflags::tf)
+        cpu.pending_db |= Dr6::bs;
+}
+
 } // namespace
 
 const Op* op_syscall(Cpu& cpu, const Op* op) {
@@ -41,7 +50,7 @@ const Op* op_syscall(Cpu& cpu, const Op* op) {
     cpu.gpr[R11] = flags;
     const auto selector = static_cast<uint16_t>(cpu.star >> star_syscall_shift & 0xfffc);
     const Op* next = enter(cpu, from, flat_code(selector, 0, true), flat_stack(selector + 8u, 0), 0, cpu.lstar);
-    cpu.set_rflags(flags & ~(cpu.sfmask & 0xffff'ffff) & ~(Rflags::rf | Rflags::vm));
+    load_flags(cpu, flags & ~(cpu.sfmask & 0xffff'ffff) & ~(Rflags::rf | Rflags::vm));
     return next;
 }
 
@@ -59,7 +68,7 @@ const Op* op_sysret(Cpu& cpu, const Op* op) {
     const uint64_t flags = (cpu.gpr[R11] & taken) | Rflags::reserved1;
     const Op* next =
         enter(cpu, from, flat_code((base + (to64 ? 16 : 0)) | 3, 3, to64), flat_stack((base + 8) | 3, 3), 3, rip);
-    cpu.set_rflags(flags);
+    load_flags(cpu, flags);
     return next;
 }
 
