@@ -19,6 +19,7 @@ import tempfile
 SKIPPED = 77
 TIMEOUT_S = 40
 PROBE_TIMEOUT_S = 5
+VTRACE_GUEST_EXIT = 64  # vtrace's exit status for a guest's exit code 0; QEMU's is 2 * code + 1
 KVM_CPU = "host,-arch-capabilities"  # QEMU 7.2 fails to set that MSR on some hosts
 QEMU = "qemu-system-x86_64"
 CHECK_LINE = re.compile(r"PASS (?P<PASS>.+)|FAIL (?P<FAIL>.+)|SKIP (?P<SKIP>.+)")
@@ -132,7 +133,7 @@ def main():
     for check in known.keys() - seen:
         print(f"FAIL: {check}: listed as a known failure of {options.engine}, but did not fail")
         wrong += 1
-    ended = status in (0, 1, 3)
+    ended = status in ((VTRACE_GUEST_EXIT, VTRACE_GUEST_EXIT + 1) if options.engine == "vtrace" else (1, 3))
     if not ended or not counts["PASS"]:
         print(f"FAIL: the guest did not end by itself (status {status}); its last lines:")
         print("\n".join(output.splitlines()[-12:]))

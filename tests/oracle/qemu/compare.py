@@ -29,6 +29,7 @@ import tempfile
 SKIPPED = 77
 QEMU = "qemu-system-x86_64"
 TIMEOUT_S = 120
+VTRACE_GUEST_EXIT = 64  # vtrace record: the guest left by the exit port with 0
 RECORD = struct.Struct("<QQQ")
 FALL_THROUGH = 15  # the longest instruction
 BLOCK_BYTES = 4096  # TCG's blocks stay on a page, but for the last instruction
@@ -176,7 +177,7 @@ def main():
         if not ours_path:
             trace, ours_path = os.path.join(scratch, "guest.vtr"), os.path.join(scratch, "vtrace.bts")
             status, output = run([options.vtrace, "record", "--kernel", options.guest, "--memory", "64M", "--output", trace])
-            if status not in (0, 1):
+            if status != VTRACE_GUEST_EXIT:
                 print(f"FAIL: vtrace record ended with {status}\n{output}")
                 return 1
             status, output = run([options.vtrace, "dump", "--format=raw", "-o", ours_path, trace])
