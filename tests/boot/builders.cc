@@ -148,7 +148,9 @@ Bytes mixed_data(size_t size, uint32_t seed) {
 }
 
 void append(Bytes& bytes, std::span<const uint8_t> more) {
-    bytes.insert(bytes.end(), more.begin(), more.end());
+    const size_t before = bytes.size();
+    bytes.resize(before + more.size());
+    std::copy(more.begin(), more.end(), bytes.begin() + before);
 }
 
 Bytes compress(Compression compression, std::span<const uint8_t> plain) {
