@@ -16,6 +16,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include "decode/codec_side.h"
 #include "decode/trace_format.h"
 #include "ds/bts.h"
 #include "ds/result.h"
@@ -97,12 +98,10 @@ class TraceReader;
 /// threads. The reader must outlive it. Damaged chunks are passed over: the numbers jump.
 class RecordCursor {
   public:
-    /// The next record, or nullptr at the end or after an error. Valid until the next call.
+    /// The next record, or nullptr at the end. Valid until the next call.
     const TraceRecord* next();
     /// State at the record last returned (an event is included in it).
     const StreamState& state() const { return state_; }
-    /// nullopt while all is well; a read error otherwise (then next() returned nullptr early).
-    const std::optional<Error>& error() const { return error_; }
 
   private:
     friend class TraceReader;
@@ -116,9 +115,10 @@ class RecordCursor {
     size_t next_chunk_ = 0; // into the vCPU's list of branch chunks
     std::shared_ptr<const ChunkRecords> chunk_;
     size_t next_record_ = 0;
+    uint64_t next_number_ = 0;
+    bool done_ = false;
     TraceRecord record_;
     StreamState state_;
-    std::optional<Error> error_;
 };
 
 /// Thread-safe once opened: all methods are const, and the caches inside have their own locks.
@@ -147,10 +147,6 @@ class TraceReader {
     /// Ascending by address; empty where the file has none.
     Result<std::vector<TraceSymbol>> symbols() const;
 
-    struct ConsolePiece {
-        uint64_t time; // virtual ns
-        std::string bytes;
-    };
     Result<std::vector<ConsolePiece>> console() const;
 
     unsigned vcpus() const;

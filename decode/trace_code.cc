@@ -1,0 +1,131 @@
+#include "decode/trace_code.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace vtrace {
+
+namespace {
+constexpr uint64_t page_mask = ~(code_page_bytes - 1);
+constexpr uint64_t cr3_address = 0x000f'ffff'ffff'f000; // CR3 without PCID, LAM and no-flush bits
+constexpr uint64_t max_cached_bytes = 64u << 20;
+} // namespace
+
+bool CodeIndex::add_pages(size_t chunk, std::span<const CodePage> pages) {
+    for (uint32_t i = 0; i < pages.size(); ++i) {
+        if (page_count_ == max_entries)
+            return false;
+        ++page_count_;
+        pages_[pages[i].gpa].push_back({pages[i].place, chunk, i});
+    }
+    return true;
+}
+
+bool CodeIndex::add_mappings(std::span<const CodeMapping> mappings) {
+    for (const auto& mapping : mappings) {
+        if (mapping_count_ == max_entries)
+            return false;
+        ++mapping_count_;
+        mappings_[mapping.gva].push_back({mapping.place, mapping.cr3 & cr3_address, mapping.gpa, mapping.global});
+    }
+    return true;
+}
+
+void CodeIndex::finish(unsigned vcpus) {
+    const auto by_order = [](const auto& a, const auto& b) { return a.place.order < b.place.order; };
+    told_.resize(vcpus);
+    const auto note = [&](const SidePlace& place) {
+        if (vcpus > 1 && place.vcpu < vcpus)
+            told_[place.vcpu].emplace_back(place.position, place.order);
+    };
+    for (auto& [gpa, versions] : pages_) {
+        std::stable_sort(versions.begin(), versions.end(), by_order);
+        for (const auto& version : versions)
+            note(version.place);
+    }
+    for (auto& [gva, mapped] : mappings_) {
+        std::stable_sort(mapped.begin(), mapped.end(), by_order);
+        for (const auto& mapping : mapped)
+            note(mapping.place);
+    }
+    for (auto& told : told_)
+        std::sort(told.begin(), told.end());
+}
+
+/// What other vCPUs told counts up to this order: that of the first thing which `vcpu` itself told after `position`.
+uint64_t CodeIndex::others_before(unsigned vcpu, uint64_t position) const {
+    if (vcpu >= told_.size())
+        return 0;
+    const auto& told = told_[vcpu];
+    const auto after = std::upper_bound(told.begin(), told.end(), std::pair(position, UINT64_MAX));
+    return after == told.end() ? UINT64_MAX : after->second;
+}
+
+namespace {
+bool in_force(const SidePlace& place, unsigned vcpu, uint64_t position, uint64_t others) {
+    return place.vcpu == vcpu ? place.position <= position : place.order < others;
+}
+} // namespace
+
+const CodeIndex::Mapped* CodeIndex::mapping(unsigned vcpu, uint64_t position, uint64_t others, uint64_t cr3,
+                                            uint64_t page) const {
+    const auto found = mappings_.find(page);
+    if (found == mappings_.end())
+        return nullptr;
+    for (auto it = found->second.rbegin(); it != found->second.rend(); ++it) {
+        if ((it->global || it->cr3 == (cr3 & cr3_address)) && in_force(it->place, vcpu, position, others))
+            return &*it;
+    }
+    return nullptr;
+}
+
+const CodeIndex::Version* CodeIndex::version(unsigned vcpu, uint64_t position, uint64_t others, uint64_t gpa) const {
+    const auto found = pages_.find(gpa);
+    if (found == pages_.end())
+        return nullptr;
+    for (auto it = found->second.rbegin(); it != found->second.rend(); ++it) {
+        if (in_force(it->place, vcpu, position, others))
+            return &*it;
+    }
+    return nullptr;
+}
+
+std::shared_ptr<const DecodedCodePages> CodeIndex::load(size_t chunk) {
+    const std::lock_guard lock(mutex_);
+    for (auto it = cache_.begin(); it != cache_.end(); ++it) {
+        if (it->first == chunk) {
+            cache_.splice(cache_.begin(), cache_, it);
+            return it->second;
+        }
+    }
+    auto loaded = loader_(chunk);
+    if (!loaded)
+        return nullptr;
+    cache_.emplace_front(chunk, loaded);
+    uint64_t bytes = 0;
+    for (auto it = cache_.begin(); it != cache_.end();) {
+        bytes += it->second->bytes.size();
+        it = bytes > max_cached_bytes && it != cache_.begin() ? cache_.erase(it) : std::next(it);
+    }
+    return loaded;
+}
+
+size_t CodeIndex::code_at(unsigned vcpu, uint64_t position, uint64_t cr3, uint64_t gva, std::span<uint8_t> buffer) {
+    const uint64_t others = others_before(vcpu, position);
+    size_t done = 0;
+    while (done < buffer.size()) {
+        const uint64_t address = gva + done;
+        const Mapped* mapped = mapping(vcpu, position, others, cr3, address & page_mask);
+        const Version* page = mapped ? version(vcpu, position, others, mapped->gpa) : nullptr;
+        const auto pages = page ? load(page->chunk) : nullptr;
+        if (!pages)
+            break;
+        const size_t at = address & ~page_mask;
+        const size_t count = std::min<size_t>(buffer.size() - done, code_page_bytes - at);
+        std::memcpy(buffer.data() + done, pages->bytes.data() + page->in_chunk * code_page_bytes + at, count);
+        done += count;
+    }
+    return done;
+}
+
+} // namespace vtrace
