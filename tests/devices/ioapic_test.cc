@@ -99,6 +99,7 @@ TEST_CASE("IOAPIC: remote IRR is cleared by the EOI register and by switching to
 
 TEST_CASE("IOAPIC: a level that nobody accepts doesn't set remote IRR") {
     Rig rig;
+    rig.apic_write(ApicReg::svr, 0xff);
     rig.redirect(17, level | 0x61); // the APIC is software-disabled
     rig.chipset->set_gsi(17, true);
     CHECK_FALSE(rig.ioapic_read(0x32) & remote_irr);

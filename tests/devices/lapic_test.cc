@@ -39,17 +39,23 @@ TEST_CASE("LAPIC: reset state") {
     CHECK(*rig.lapic(1).read_msr(ApicMsr::apic_base) == 0xfee00800);
     CHECK(rig.apic_read(ApicReg::id, 1) == 1u << 24);
     CHECK(rig.apic_read(ApicReg::version) == 0x00050014);
-    CHECK(rig.apic_read(ApicReg::svr) == 0xff);
-    CHECK(rig.apic_read(ApicReg::dfr) == 0xffffffff);
-    CHECK(rig.apic_read(ApicReg::ldr) == 0);
+    CHECK(rig.apic_read(ApicReg::svr, 1) == 0xff);
+    CHECK(rig.apic_read(ApicReg::dfr, 1) == 0xffffffff);
+    CHECK(rig.apic_read(ApicReg::ldr, 1) == 0);
     for (unsigned lvt = ApicReg::lvt_timer; lvt <= ApicReg::lvt_error; lvt += 16)
-        CHECK(rig.apic_read(lvt) == masked);
+        CHECK(rig.apic_read(lvt, 1) == masked);
+    // The bootstrap processor's is in virtual wire mode already.
+    CHECK(rig.apic_read(ApicReg::svr) == 0x1ff);
+    CHECK(rig.apic_read(ApicReg::lvt_lint0) == 0x700);
+    CHECK(rig.apic_read(ApicReg::lvt_lint1) == 0x400);
+    CHECK(rig.apic_read(ApicReg::lvt_timer) == masked);
     CHECK_FALSE(rig.lapic().interrupt_pending());
     CHECK_FALSE(rig.lapic().nmi_pending());
 }
 
 TEST_CASE("LAPIC: a software-disabled APIC drops fixed interrupts and masks its local vectors") {
     Rig rig;
+    rig.apic_write(ApicReg::svr, 0xff);
     ipi_to_self(rig, 0x40);
     CHECK(requested(rig, 0x40) == 0);
     rig.apic_write(ApicReg::lvt_timer, 0x40);
@@ -186,6 +192,7 @@ TEST_CASE("LAPIC: LINT0 as a level-triggered fixed interrupt keeps its remote IR
 TEST_CASE("LAPIC: the NMI button comes through LINT1 unless port 0x70 holds it back") {
     Rig rig(2);
     rig.enable_apic(0), rig.enable_apic(1);
+    rig.apic_write(ApicReg::lvt_lint1, 1 << 16, 0);
     rig.apic_write(ApicReg::lvt_lint1, 0x400, 1);
     rig.chipset->press_nmi_button();
     CHECK_FALSE(rig.lapic(0).nmi_pending());

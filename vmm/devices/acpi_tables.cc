@@ -18,7 +18,7 @@ constexpr std::string_view oem_id = "VTRACE", oem_table_id = "VTRACEPC", creator
 constexpr uint32_t oem_revision = 1, creator_revision = 1;
 
 // Offsets common to all tables with the standard header (table 5.5).
-constexpr size_t header_size = 36, header_length_at = 4, header_checksum_at = 9;
+constexpr size_t header_length_at = 4, header_checksum_at = 9;
 
 void put(Bytes& out, uint64_t value, unsigned bytes) {
     for (unsigned i = 0; i < bytes; ++i)

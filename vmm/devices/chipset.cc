@@ -54,6 +54,7 @@ Chipset::Chipset(ChipsetConfig config, Clock& clock, const GuestMemory& memory)
         lapics_.push_back(std::make_unique<Lapic>(clock, i, std::move(wiring)));
         apic_bus_.add(*lapics_.back());
     }
+    lapics_.front()->set_up_virtual_wire();
     apic_bus_.set_eoi_listener([this](uint8_t vector) { ioapic_.end_of_interrupt(vector); });
 }
 

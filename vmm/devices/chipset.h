@@ -3,6 +3,9 @@
 // The machine makes one, implements CpuPins for vCPU i by forwarding to lapic(i) and the buses, and listens to the
 // three callbacks. Everything runs on the machine's thread; callbacks come from within a guest's access or
 // Clock::run_due().
+//
+// At first the devices are as firmware leaves them: the PICs initialized (vectors 8 and 0x70) and masked, the BSP's
+// APIC in virtual wire mode, the rest as after reset.
 #pragma once
 
 #include <cstdint>

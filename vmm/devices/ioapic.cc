@@ -14,8 +14,7 @@ constexpr uint32_t version = 0x20; // the first with the EOI register
 constexpr unsigned max_entry_shift = 16;
 
 // Redirection entries.
-constexpr uint64_t vector_mask = 0xff, logical = 1 << 11, delivery_status = 1 << 12, remote_irr = 1 << 14,
-                   level = 1 << 15, mask = 1 << 16;
+constexpr uint64_t vector_mask = 0xff, logical = 1 << 11, remote_irr = 1 << 14, level = 1 << 15, mask = 1 << 16;
 constexpr uint64_t low_writable = 0x1'afff;
 constexpr uint64_t high_writable = 0xff00'0000;
 constexpr unsigned delivery_mode_shift = 8, destination_shift = 56;

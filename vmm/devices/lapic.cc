@@ -50,6 +50,16 @@ void Lapic::reset() {
     clear_registers();
 }
 
+void Lapic::set_up_virtual_wire() {
+    state_.svr |= SvrBit::enable;
+    const auto mode = [](DeliveryMode delivery) {
+        return static_cast<uint32_t>(delivery) << LvtBit::delivery_mode_shift;
+    };
+    state_.lvt[Lvt::lint0] = mode(DeliveryMode::ext_int);
+    state_.lvt[Lvt::lint1] = mode(DeliveryMode::nmi);
+    update_pending();
+}
+
 // The state after power-up but for the ID, IA32_APIC_BASE and the level of the pins (10.4.7.1, 10.4.7.3).
 void Lapic::clear_registers() {
     State fresh;

@@ -79,9 +79,11 @@ class Lapic {
     void set_lint0(bool level);
     /// LINT1: the PC's NMI line; a pulse.
     void pulse_lint1();
-    /// RESET of the processor. init() is the INIT of an IPI: it keeps the ID, IA32_APIC_BASE and TSC_DEADLINE's time
-    /// base.
+    /// RESET of the processor. An INIT, which comes as a message, keeps the ID and IA32_APIC_BASE.
     void reset();
+    /// Virtual wire mode, as firmware leaves the bootstrap processor (MultiProcessor Specification 1.4, 3.6.2.2):
+    /// enabled, the PIC's interrupts through LINT0, NMIs through LINT1.
+    void set_up_virtual_wire();
 
     // --- The bus.
 

@@ -9,7 +9,7 @@ namespace Icw1 {
 constexpr uint8_t ic4 = 1 << 0, sngl = 1 << 1, select = 1 << 4;
 }
 namespace Icw4 {
-constexpr uint8_t aeoi = 1 << 1, sfnm = 1 << 4;
+constexpr uint8_t upm = 1 << 0, aeoi = 1 << 1, sfnm = 1 << 4;
 }
 namespace Ocw2 {
 constexpr uint8_t level = 7;
@@ -195,7 +195,17 @@ void Pic8259::write_ocw3(uint8_t value) {
 Pic::Pic(IrqLine output)
     : output_(std::move(output)), master_(bit(platform::Irq::cascade)), slave_(0), master_ports_(*this, master_),
       slave_ports_(*this, slave_), elcr_ports_(*this) {
-    // As firmware leaves it: the SCI is shared and level-triggered.
+    // As firmware leaves them: initialized for real mode's vectors, all inputs masked, the SCI level-triggered.
+    constexpr uint8_t master_icws[] = {0x08, bit(platform::Irq::cascade), Icw4::upm};
+    constexpr uint8_t slave_icws[] = {0x70, platform::Irq::cascade, Icw4::upm};
+    const auto initialize = [](Pic8259& chip, const uint8_t(&icws)[3]) {
+        chip.write(0, Icw1::select | Icw1::ic4);
+        for (const uint8_t icw : icws)
+            chip.write(1, icw);
+        chip.write(1, 0xff);
+    };
+    initialize(master_, master_icws);
+    initialize(slave_, slave_icws);
     slave_.set_level_triggered(bit(platform::Irq::sci - Pic8259::inputs));
 }
 

@@ -24,12 +24,11 @@ namespace Mcr {
 constexpr uint8_t dtr = 1 << 0, rts = 1 << 1, out1 = 1 << 2, out2 = 1 << 3, loop = 1 << 4, all = 0x1f;
 }
 namespace Lsr {
-constexpr uint8_t dr = 1 << 0, oe = 1 << 1, pe = 1 << 2, fe = 1 << 3, bi = 1 << 4, thre = 1 << 5, temt = 1 << 6;
-constexpr uint8_t errors = oe | pe | fe | bi;
+constexpr uint8_t dr = 1 << 0, oe = 1 << 1, thre = 1 << 5, temt = 1 << 6; // the line itself has no errors
 } // namespace Lsr
 namespace Msr {
 constexpr uint8_t dcts = 1 << 0, ddsr = 1 << 1, teri = 1 << 2, ddcd = 1 << 3, cts = 1 << 4, dsr = 1 << 5, ri = 1 << 6,
-                  dcd = 1 << 7, lines = 0xf0;
+                  dcd = 1 << 7;
 }
 constexpr uint64_t input_clock_hz = 1'843'200, clocks_per_bit = 16;
 
