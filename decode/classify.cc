@@ -195,11 +195,27 @@ BranchInstruction Classifier::decode_uncached(std::span<const uint8_t> code, Cod
     uint64_t address = 0;
     cs_insn* instruction = engine_->instructions[mode];
     if (!cs_disasm_iter(engine_->handles[mode], &at, &left, &address, instruction))
-        return {code.size() < max_instruction ? BranchClass::unknown : BranchClass::other, 0, false, 0};
+        return {code.size() < max_instruction ? BranchClass::unknown : BranchClass::other};
     size_t length = prefixes.length + instruction->size - kept;
     if (length > max_instruction)
-        return {BranchClass::other, 0, false, 0};
-    BranchInstruction result{class_of(*instruction), static_cast<uint8_t>(length), false, 0};
+        return {BranchClass::other};
+    BranchInstruction result{class_of(*instruction), static_cast<uint8_t>(length)};
+    switch (instruction->id) {
+    case X86_INS_INT:
+        result.vector = static_cast<uint8_t>(instruction->detail->x86.operands[0].imm);
+        break;
+    case X86_INS_INT1:
+        result.vector = 1;
+        break;
+    case X86_INS_INT3:
+        result.vector = 3;
+        break;
+    case X86_INS_INTO:
+        result.vector = 4;
+        break;
+    default:
+        break;
+    }
     if (has_displacement(result.branch_class)) {
         // From the bytes, not from Capstone's operand, which in 16-bit mode is a target cut to 16 bits.
         size_t start = kept;
@@ -247,9 +263,9 @@ BranchInstruction Classifier::decode(std::span<const uint8_t> code, CodeSize siz
 BranchInstruction Classifier::classify(std::span<const uint8_t> code, const ds::BtsRecord& record) {
     switch (ds::BtsFlags::kind(record.flags)) {
     case ds::BtsKind::interrupt:
-        return {BranchClass::interrupt, 0, false, 0};
+        return {BranchClass::interrupt};
     case ds::BtsKind::exception:
-        return {BranchClass::exception, 0, false, 0};
+        return {BranchClass::exception};
     default:
         break;
     }

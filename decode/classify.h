@@ -57,6 +57,7 @@ struct BranchInstruction {
     BranchClass branch_class = BranchClass::unknown;
     uint8_t length = 0;       // bytes; of branches only: for others Capstone is not to be trusted
     bool direct = false;      // `displacement` is there
+    uint8_t vector = 0;       // int_n: that it asks for
     int32_t displacement = 0; // relative to the end of the instruction
     uint64_t target(uint64_t address) const { return address + length + displacement; }
 };

@@ -7,6 +7,8 @@
 
 #include <fmt/format.h>
 
+#include "decode/text.h"
+
 namespace vtrace {
 namespace {
 
@@ -59,7 +61,7 @@ SymbolTable::SymbolTable(std::vector<TraceSymbol> symbols) {
             functions_.back().size = address - functions_.back().address;
         open = best != nullptr;
         if (best)
-            functions_.push_back({address, best->size, std::move(best->name), std::move(best->module)});
+            functions_.push_back({address, best->size, printable(best->name), printable(best->module)});
     }
     // Nothing bounds the last one: it can't be larger than what is left of its page.
     if (open && functions_.back().size == 0)

@@ -14,7 +14,7 @@
 
 namespace vtrace {
 
-/// A function of the guest, under the best of its names.
+/// A function of the guest, under the best of its names; control characters in names are replaced.
 struct Function {
     uint64_t address = 0;
     uint64_t size = 0; // bytes, up to the next symbol of whatever kind where the symbol itself does not say

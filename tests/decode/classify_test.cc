@@ -34,7 +34,9 @@ class Judge {
         std::array<ZydisDecodedOperand, ZYDIS_MAX_OPERAND_COUNT> operands;
         if (!ZYAN_SUCCESS(ZydisDecoderDecodeFull(&decoder_, code.data(), code.size(), &instruction, operands.data())))
             return std::nullopt;
-        BranchInstruction result{class_of(instruction, operands[0]), instruction.length, false, 0};
+        BranchInstruction result{class_of(instruction, operands[0]), instruction.length};
+        if (instruction.mnemonic == ZYDIS_MNEMONIC_INT)
+            result.vector = static_cast<uint8_t>(operands[0].imm.value.u);
         if (result.branch_class == BranchClass::conditional || result.branch_class == BranchClass::jump ||
             result.branch_class == BranchClass::call) {
             result.direct = true;
@@ -136,6 +138,7 @@ TEST_CASE("every opcode behind every prefix, as Zydis decodes it") {
                         bool same =
                             found.branch_class == expected->branch_class &&
                             (!is_branch || (found.length == expected->length && found.direct == expected->direct &&
+                                            (!expected->vector || found.vector == expected->vector) &&
                                             found.displacement == expected->displacement));
                         if (!same)
                             differences.try_emplace(

@@ -1,0 +1,171 @@
+// vtrace info: what a trace file holds, and what it lacks.
+#include <memory>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/outcome_text.h"
+#include "cli/output.h"
+#include "cli/subcommand.h"
+#include "cli/trace_argument.h"
+#include "decode/text.h"
+#include "decode/trace_format.h"
+
+namespace vtrace::cli {
+namespace {
+
+struct Options {
+    std::string path;
+    bool json = false;
+    bool verify = false;
+};
+
+using Json = nlohmann::ordered_json;
+
+struct Facts {
+    TraceInfo info;
+    std::optional<nlohmann::json> config, outcome;
+    std::optional<std::vector<std::string>> damage; // of --verify
+};
+
+const ChunkTypeInfo* find_type(const TraceInfo& info, ChunkType type) {
+    for (const ChunkTypeInfo& entry : info.types)
+        if (entry.type == static_cast<uint16_t>(type))
+            return &entry;
+    return nullptr;
+}
+
+uint64_t symbol_count(const TraceInfo& info) {
+    const ChunkTypeInfo* symbols = find_type(info, ChunkType::symbols);
+    return symbols ? symbols->count : 0;
+}
+
+/// Bytes of the whole file for each branch.
+double bytes_a_branch(const TraceInfo& info) {
+    return info.branches() ? static_cast<double>(info.file_bytes) / static_cast<double>(info.branches()) : 0;
+}
+
+std::string range_text(const MissingRange& range) {
+    std::string count = range.count ? grouped(*range.count) + " branches" : "an unknown number of branches";
+    return fmt::format("cpu {}: {} from number {} on: {}", range.vcpu, count, range.first_number, range.reason);
+}
+
+/// A configuration's or outcome's values, one a line, with their paths: "machine.memory = 268435456".
+void print_values(Output& out, const nlohmann::json& json, const std::string& path) {
+    if (json.is_object() && !json.empty()) {
+        for (const auto& [key, value] : json.items())
+            print_values(out, value, path.empty() ? key : path + "." + key);
+        return;
+    }
+    std::string text = json.is_string() ? json.get<std::string>()
+                                        : json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+    out.print("  {} = {}\n", printable(path), printable(text));
+}
+
+void print_text(Output& out, const std::string& path, const Facts& facts) {
+    const TraceInfo& info = facts.info;
+    out.print("{}: vtrace trace, version {}, {}, {}\n", printable(path), info.version, byte_size(info.file_bytes),
+              info.complete ? "complete" : "not complete");
+    out.print("Branches: {}, {:.4f} bytes each\n", grouped(info.branches()), bytes_a_branch(info));
+    for (size_t vcpu = 0; vcpu < info.vcpus.size(); ++vcpu) {
+        const StreamInfo& stream = info.vcpus[vcpu];
+        out.print("  cpu {}: {} branches and {} events in {} chunks of {}, {} to {}, {} instructions retired\n", vcpu,
+                  grouped(stream.branches), grouped(stream.events), stream.chunks, byte_size(stream.stored_bytes),
+                  duration(stream.first_time), duration(stream.last_time), grouped(stream.last_retired));
+    }
+    out.print("Symbols: {}\n", grouped(symbol_count(info)));
+    out.print("Outcome: {}\n", outcome_text(facts.outcome));
+    out.print("Chunks:\n{:>16} {:>8} {:>12} {:>12} {:>12}\n", "type", "chunks", "items", "stored", "unpacked");
+    for (const ChunkTypeInfo& type : info.types)
+        out.print("{:>16} {:>8} {:>12} {:>12} {:>12}\n", chunk_type_name(type.type), grouped(type.chunks),
+                  grouped(type.count), byte_size(type.stored_bytes), byte_size(type.raw_bytes));
+    if (facts.config) {
+        out.write("Configuration:\n");
+        print_values(out, *facts.config, "");
+    }
+    for (const MissingRange& range : info.missing)
+        out.print("Missing: {}\n", printable(range_text(range)));
+    for (const std::string& warning : info.warnings)
+        out.print("Warning: {}\n", printable(warning));
+    if (facts.damage) {
+        for (const std::string& line : *facts.damage)
+            out.print("Damage: {}\n", printable(line));
+        out.print("Verified: {}\n", facts.damage->empty() ? "all checksums and counts are right" : "damaged");
+    }
+}
+
+Json to_json(const std::string& path, const Facts& facts) {
+    const TraceInfo& info = facts.info;
+    Json json = {{"file", path},
+                 {"version", info.version},
+                 {"bytes", info.file_bytes},
+                 {"complete", info.complete},
+                 {"branches", info.branches()},
+                 {"bytes_a_branch", bytes_a_branch(info)},
+                 {"symbols", symbol_count(info)}};
+    json["vcpus"] = Json::array();
+    for (size_t vcpu = 0; vcpu < info.vcpus.size(); ++vcpu) {
+        const StreamInfo& stream = info.vcpus[vcpu];
+        json["vcpus"].push_back({{"cpu", vcpu},
+                                 {"branches", stream.branches},
+                                 {"events", stream.events},
+                                 {"end_number", stream.end_number},
+                                 {"chunks", stream.chunks},
+                                 {"stored_bytes", stream.stored_bytes},
+                                 {"first_time_ns", stream.first_time},
+                                 {"last_time_ns", stream.last_time},
+                                 {"retired", stream.last_retired}});
+    }
+    json["chunks"] = Json::array();
+    for (const ChunkTypeInfo& type : info.types)
+        json["chunks"].push_back({{"type", chunk_type_name(type.type)},
+                                  {"chunks", type.chunks},
+                                  {"items", type.count},
+                                  {"stored_bytes", type.stored_bytes},
+                                  {"raw_bytes", type.raw_bytes}});
+    json["config"] = facts.config ? Json(*facts.config) : Json(nullptr);
+    json["outcome"] = facts.outcome ? Json(*facts.outcome) : Json(nullptr);
+    json["missing"] = Json::array();
+    for (const MissingRange& range : info.missing) {
+        Json entry = {{"cpu", range.vcpu}, {"first_number", range.first_number}, {"reason", range.reason}};
+        entry["branches"] = range.count ? Json(*range.count) : Json(nullptr);
+        json["missing"].push_back(std::move(entry));
+    }
+    json["warnings"] = info.warnings;
+    if (facts.damage)
+        json["damage"] = *facts.damage;
+    return json;
+}
+
+Result<ExitStatus> run(const Options& options) {
+    auto reader = TraceReader::open(options.path);
+    if (!reader)
+        return Unexpected(std::move(reader.error()));
+    Facts facts{reader->info(), {}, {}, {}};
+    if (auto config = reader->config())
+        facts.config = std::move(*config);
+    if (auto outcome = reader->outcome())
+        facts.outcome = std::move(*outcome);
+    if (options.verify)
+        facts.damage = reader->check(0);
+    Output out;
+    if (options.json)
+        out.print("{}\n", to_json(options.path, facts).dump(2, ' ', false, Json::error_handler_t::replace));
+    else
+        print_text(out, options.path, facts);
+    VTRACE_TRY(out.finish());
+    bool damaged = facts.damage && (!facts.damage->empty() || !facts.info.complete);
+    return damaged ? ExitStatus::damaged : ExitStatus::success;
+}
+
+} // namespace
+
+Action define_info(CLI::App& app) {
+    auto options = std::make_shared<Options>();
+    add_trace_path(app, options->path);
+    app.add_flag("--json", options->json, "Print one JSON object");
+    app.add_flag("--verify", options->verify,
+                 "Read all of it and check every checksum; exit status 3 if anything is damaged or missing");
+    return [options] { return run(*options); };
+}
+
+} // namespace vtrace::cli

@@ -1,0 +1,28 @@
+// A subcommand: one file that holds its options, their help, and what it does.
+#pragma once
+
+#include <functional>
+#include <string_view>
+
+#include <CLI/CLI.hpp>
+
+#include "cli/exit_status.h"
+#include "ds/result.h"
+
+namespace vtrace::cli {
+
+/// What to do once the options are parsed. An Error is printed as "vtrace: ..." and ends with ExitStatus::failure.
+using Action = std::function<Result<ExitStatus>()>;
+
+struct Subcommand {
+    const char* name;
+    const char* summary; // a line of `vtrace --help`
+    /// Adds options to `app`. Called once; the Action may hold what they are parsed into.
+    Action (*define)(CLI::App& app);
+};
+
+Action define_dump(CLI::App& app);
+Action define_info(CLI::App& app);
+Action define_report(CLI::App& app);
+
+} // namespace vtrace::cli
