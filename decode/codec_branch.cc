@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cassert>
 #include <cstring>
+#include <new>
 
 namespace vtrace {
 
@@ -55,11 +56,25 @@ constexpr size_t prefetch_distance = 12;
 
 } // namespace
 
-BranchPredictor::BranchPredictor() : followers_(size_t{1} << follower_bits), targets_(size_t{1} << target_bits) {}
+BranchPredictor::BranchPredictor()
+    : followers_(static_cast<Followers*>(std::calloc(size_t{1} << follower_bits, sizeof(Followers)))),
+      targets_(static_cast<uint64_t*>(std::calloc(size_t{1} << target_bits, sizeof(uint64_t)))) {
+    if (!followers_ || !targets_)
+        throw std::bad_alloc(); // as any container would
+}
 
-void BranchPredictor::reset() {
-    std::fill(followers_.begin(), followers_.end(), Followers{});
-    std::fill(targets_.begin(), targets_.end(), 0);
+void BranchPredictor::reset(std::span<const ds::BtsRecord> seen) {
+    constexpr size_t few = size_t{1} << (follower_bits - 3);
+    if (seen.empty() || seen.size() > few) {
+        std::fill_n(followers_.get(), size_t{1} << follower_bits, Followers{});
+        std::fill_n(targets_.get(), size_t{1} << target_bits, 0);
+        return;
+    }
+    followers(follower_index(0, 0)) = {};
+    for (const auto& record : seen) {
+        followers(follower_index(record.from, record.to)) = {};
+        last_target(record.from) = 0;
+    }
 }
 
 void BranchEncoder::add(std::span<const ds::BtsRecord> records) {
@@ -226,7 +241,9 @@ Result<> BranchDecoder::decode(std::span<const uint8_t> payload, uint32_t record
     ByteReader notes(in.bytes(header.note_bytes));
     if (in.failed() || in.left() != 0)
         return fail("its stream sizes do not add up to its size");
-    predictor_.reset();
+    if (!fresh_)
+        predictor_.reset();
+    fresh_ = false;
     previous_from_ = previous_to_ = run_ = 0;
     in_run_ = false;
     usual_flags_ = header.usual_flags;
@@ -285,6 +302,8 @@ Result<> BranchDecoder::decode(std::span<const uint8_t> payload, uint32_t record
         return fail("a stream ends early");
     if (runs_.left() != 0 || froms_.left() != 0 || tos_.left() != 0 || (in_run_ && run_ != 0))
         return fail("a stream goes on after the last record");
+    predictor_.reset(out); // events in it do no harm
+    fresh_ = true;
     return {};
 }
 

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <span>
 #include <vector>
@@ -34,7 +35,9 @@ class BranchPredictor {
     static constexpr unsigned target_bits = 17;
 
     BranchPredictor();
-    void reset();
+    /// Forgets everything. `seen`: the branches since the last reset, where the caller has them: a few are forgotten
+    /// one by one.
+    void reset(std::span<const ds::BtsRecord> seen = {});
 
     static size_t follower_index(uint64_t from, uint64_t to) {
         return (from * 0x9e3779b97f4a7c15 ^ to * 0xc2b2ae3d27d4eb4f) >> (64 - follower_bits);
@@ -44,8 +47,12 @@ class BranchPredictor {
     uint64_t& last_target(uint64_t from) { return targets_[from * 0x9e3779b97f4a7c15 >> (64 - target_bits)]; }
 
   private:
-    std::vector<Followers> followers_;
-    std::vector<uint64_t> targets_;
+    struct Free {
+        void operator()(void* memory) const { std::free(memory); }
+    };
+    // From calloc(): untouched pages of a table cost nothing.
+    std::unique_ptr<Followers[], Free> followers_;
+    std::unique_ptr<uint64_t[], Free> targets_;
 };
 
 class BranchEncoder {
@@ -89,6 +96,7 @@ class BranchDecoder {
     uint64_t previous_from_ = 0, previous_to_ = 0;
     uint64_t run_ = 0;
     uint64_t usual_flags_ = 0;
+    bool fresh_ = true;    // the predictor has seen nothing
     bool in_run_ = false;  // run_ and spelled_ are of the run at hand
     bool spelled_ = false; // what ends it: a branch spelled out, or the second guess
 };
