@@ -365,6 +365,12 @@ TEST_CASE_METHOD(Fixture, "changes of TOP turn the image") {
         REQUIRE_FALSE(machine.run({0x0f, 0x77}).faulted); // EMMS
         CHECK(fx_get<uint8_t>(cpu.fpu, Fx::ftw) == 0);
     }
+    SECTION("CVTPI2PS switches to MMX with a memory operand, CVTPI2PD doesn't") {
+        REQUIRE_FALSE(machine.run({0x66, 0x0f, 0x2a, 0x0b}).faulted);
+        CHECK(fx_top(cpu.fpu) == 3);
+        REQUIRE_FALSE(machine.run({0x0f, 0x2a, 0x0b}).faulted);
+        CHECK(fx_top(cpu.fpu) == 0);
+    }
     SECTION("a faulting MMX store doesn't") {
         cpu.gpr[RBX] = FpMachine::data_end;
         CHECK(machine.run({0x0f, 0x7f, 0x1b}) == Vector::pf);

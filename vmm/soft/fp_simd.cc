@@ -152,6 +152,8 @@ const Op* run_general(Cpu& cpu, const Op* op) {
         frame.rdx = cpu.get<uint64_t>(RDX * sizeof(uint64_t));
     }
     if (form.arithmetic) {
+        if (form.mmx) // before an exception too; none of these stores to memory
+            fx_enter_mmx(cpu.fpu);
         if (!run_arithmetic(cpu, op, form, frame))
             return nullptr;
     } else {
