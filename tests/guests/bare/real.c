@@ -22,7 +22,7 @@ __asm__(
     "mov $0xc0000080, %ecx\n rdmsr\n mov %eax, " AT(efer_without_paging) "\n"
     "lidt " AT(real_idt_pointer) "\n ljmp $0x20, $" OFF(down_16) "\n"
 
-    ".code16\n down_16: mov $0x28, %ax\n mov %ax, %ds\n mov %ax, %es\n mov %ax, %ss\n mov $0x0e00, %sp\n"
+    ".code16\n down_16: mov $0x28, %ax\n mov %ax, %ds\n mov %ax, %es\n mov %ax, %fs\n mov %ax, %gs\n mov %ax, %ss\n mov $0x0e00, %sp\n"
     // 16-bit protected mode: a push takes two bytes, the stack pointer is SP alone.
     "mov $0x12340e00, %esp\n push %ax\n mov %esp, " OFF(protected_esp) "\n"
     "lea " OFF(protected_operand) ", %bx\n mov (%bx), %eax\n mov %eax, " OFF(protected_value) "\n"
