@@ -157,7 +157,9 @@ uint8_t* host_memory() {
 }
 
 /// Executes on both; an empty string if all agrees.
-std::string compare(FpMachine& machine, std::span<const uint8_t> bytes, const Op& op, Situation s, bool dot_product) {
+std::string compare(FpMachine& machine, std::span<const uint8_t> bytes, const Op& op, const Situation& given,
+                    bool dot_product) {
+    Situation s = given;
     Cpu& cpu = machine.cpu();
     std::copy(s.state.gpr.begin(), s.state.gpr.end(), cpu.gpr);
     cpu.flags.set(s.state.rflags);
