@@ -34,7 +34,14 @@ struct DescriptorTable {
 
 /// FXSAVE image (SDM vol. 1, table 10-2) followed by an XSAVE header and extended area; bytes 0..511 hold x87/MMX/SSE.
 struct alignas(64) FpuImage {
-    std::array<uint8_t, 512> fxsave{};
+    std::array<uint8_t, 512> fxsave = after_reset();
+    static constexpr std::array<uint8_t, 512> after_reset() {
+        std::array<uint8_t, 512> image{};
+        image[0] = 0x40;  // FCW 0040h
+        image[24] = 0x80; // MXCSR 1f80h
+        image[25] = 0x1f;
+        return image;
+    }
     bool operator==(const FpuImage&) const = default;
 };
 

@@ -189,7 +189,7 @@ const Op* op_read_cr(Cpu& cpu, const Op* op) {
         value = cpu.pins.read_cr8();
     }
     write_register(cpu, op->reg, cpu.code64() ? 8 : 4, value);
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 const Op* op_write_cr(Cpu& cpu, const Op* op) {
@@ -225,7 +225,7 @@ const Op* op_write_cr(Cpu& cpu, const Op* op) {
 const Op* op_smsw(Cpu& cpu, const Op* op) {
     if (!store_status_word_allowed(cpu, op) || !store_operand(cpu, op, 2, cpu.cr0))
         return nullptr;
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 /// PE, MP, EM and TS; PE can be set but not cleared.
@@ -255,7 +255,7 @@ const Op* op_read_dr(Cpu& cpu, const Op* op) {
     if (!debug_register_access(cpu, op, number))
         return nullptr;
     write_register(cpu, op->reg, cpu.code64() ? 8 : 4, read_debug_register(cpu, number));
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 const Op* op_write_dr(Cpu& cpu, const Op* op) {

@@ -82,7 +82,7 @@ const Op* op_bound(Cpu& cpu, const Op* op) {
     const int64_t index = sign_extend(read_register(cpu, op->reg, size), size);
     if (index < sign_extend(bounds, size) || index > sign_extend(bounds >> (8 * size), size))
         return cpu.raise(op, Vector::br);
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 } // namespace vtrace::soft

@@ -22,7 +22,7 @@ const Op* set_ac(Cpu& cpu, const Op* op, bool value) {
     if (cpu.cpl != 0)
         return cpu.raise(op, Vector::ud);
     cpu.set_rflags(value ? cpu.rflags() | Rflags::ac : cpu.rflags() & ~Rflags::ac);
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 } // namespace
@@ -31,7 +31,7 @@ const Op* op_cli(Cpu& cpu, const Op* op) {
     if (!may_change_if(cpu, op))
         return nullptr;
     cpu.system_flags &= ~Rflags::if_;
-    VTRACE_NEXT(cpu, op); // nothing new can interrupt after it
+    VTRACE_NEXT_BY_LOOP(cpu, op); // nothing new can interrupt after it
 }
 
 const Op* op_sti(Cpu& cpu, const Op* op) {
@@ -48,7 +48,7 @@ const Op* op_pushf(Cpu& cpu, const Op* op) {
     const uint64_t flags = cpu.rflags() & ~(Rflags::rf | Rflags::vm);
     if (!push_value(cpu, op, flags, operand_size(op)))
         return nullptr;
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 const Op* op_popf(Cpu& cpu, const Op* op) {

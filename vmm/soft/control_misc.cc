@@ -73,7 +73,7 @@ const Op* op_cpuid(Cpu& cpu, const Op* op) {
     cpu.gpr[RBX] = result.ebx;
     cpu.gpr[RCX] = result.ecx;
     cpu.gpr[RDX] = result.edx;
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 const Op* op_rdmsr(Cpu& cpu, const Op* op) {
@@ -99,7 +99,7 @@ const Op* op_rdtsc(Cpu& cpu, const Op* op) {
     if (!time_stamp_allowed(cpu, op))
         return nullptr;
     set_edx_eax(cpu, time_of(cpu, op) + cpu.tsc_offset);
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 const Op* op_rdtscp(Cpu& cpu, const Op* op) {
@@ -107,7 +107,7 @@ const Op* op_rdtscp(Cpu& cpu, const Op* op) {
         return nullptr;
     set_edx_eax(cpu, time_of(cpu, op) + cpu.tsc_offset);
     cpu.gpr[RCX] = static_cast<uint32_t>(cpu.tsc_aux);
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 /// There are no performance counters, so every number is out of range: #GP(0) for all.
@@ -118,13 +118,13 @@ const Op* op_rdpmc(Cpu& cpu, const Op* op) {
 const Op* op_wbinvd(Cpu& cpu, const Op* op) {
     if (cpu.cpl != 0)
         return cpu.raise(op, Vector::gp, 0);
-    VTRACE_NEXT(cpu, op); // no caches that a guest could see
+    VTRACE_NEXT_BY_LOOP(cpu, op); // no caches that a guest could see
 }
 
 const Op* op_random(Cpu& cpu, const Op* op) {
     write_register(cpu, op->rm, operand_size(op), random_at(time_of(cpu, op)));
     cpu.flags.set(Rflags::cf); // a number was there; OF SF ZF AF PF are cleared
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 } // namespace vtrace::soft

@@ -76,7 +76,7 @@ const Op* describe(Cpu& cpu, const Op* op, Accepts&& accepts, Value&& value) {
     if (ok)
         write_register(cpu, op->reg, operand_size(op), value(descriptor));
     set_zf(cpu, ok);
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 /// Bits of the descriptor's upper half that LAR gives; 19:16, which the SDM leaves undefined, are 0 here.
@@ -95,7 +95,7 @@ const Op* verify(Cpu& cpu, const Op* op) {
     const bool ok = look == Look::found && level_allows(cpu, static_cast<uint16_t>(selector), descriptor) &&
                     (Write ? descriptor.writable() : descriptor.readable());
     set_zf(cpu, ok);
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 /// The end of a segment load: SS inhibits events for one instruction (SDM vol. 3, 6.8.3).
@@ -151,13 +151,13 @@ const Op* op_arpl(Cpu& cpu, const Op* op) {
             return nullptr;
     }
     set_zf(cpu, raise_level);
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 const Op* op_mov_from_segment(Cpu& cpu, const Op* op) {
     if (!store_operand(cpu, op, 2, cpu.segments[register_number(op)].selector))
         return nullptr;
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 const Op* op_mov_to_segment(Cpu& cpu, const Op* op) {
@@ -177,7 +177,7 @@ const Op* op_push_segment(Cpu& cpu, const Op* op) {
     const uint16_t selector = cpu.segments[register_number(op)].selector;
     if (size == 4 ? !push_low_half(cpu, op, selector) : !push_value(cpu, op, selector, size))
         return nullptr;
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 const Op* op_pop_segment(Cpu& cpu, const Op* op) {
@@ -214,14 +214,14 @@ const Op* op_swapgs(Cpu& cpu, const Op* op) {
         return cpu.raise(op, Vector::gp, 0);
     std::swap(cpu.segments[GS].base, cpu.kernel_gs_base);
     cpu.segment_base[GS] = cpu.segments[GS].base;
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 const Op* op_read_segment_base(Cpu& cpu, const Op* op) {
     if (!fsgsbase_allowed(cpu, op))
         return nullptr;
     write_register(cpu, op->rm, operand_size(op), cpu.segments[register_number(op)].base);
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 const Op* op_write_segment_base(Cpu& cpu, const Op* op) {
@@ -232,7 +232,7 @@ const Op* op_write_segment_base(Cpu& cpu, const Op* op) {
         return cpu.raise(op, Vector::gp, 0);
     const unsigned seg = register_number(op);
     cpu.segments[seg].base = cpu.segment_base[seg] = base;
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 } // namespace vtrace::soft

@@ -32,7 +32,7 @@ const Op* store_table(Cpu& cpu, const Op* op, const DescriptorTable& table) {
     std::memcpy(bytes + 2, &table.base, 8);
     if (!cpu.store_bytes(op, linear, bytes, size))
         return nullptr;
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 const Op* load_table(Cpu& cpu, const Op* op, DescriptorTable& table) {
@@ -137,7 +137,7 @@ const Op* op_sldt(Cpu& cpu, const Op* op) {
         return cpu.raise(op, Vector::ud);
     if (!umip_allows(cpu, op) || !store_operand(cpu, op, 2, cpu.ldtr.selector))
         return nullptr;
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 const Op* op_str(Cpu& cpu, const Op* op) {
@@ -145,7 +145,7 @@ const Op* op_str(Cpu& cpu, const Op* op) {
         return cpu.raise(op, Vector::ud);
     if (!umip_allows(cpu, op) || !store_operand(cpu, op, 2, cpu.tr.selector))
         return nullptr;
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 const Op* op_lldt(Cpu& cpu, const Op* op) {

@@ -244,7 +244,7 @@ struct Cpu {
             std::memcpy(&value, reinterpret_cast<const void*>(address + entry.addend), sizeof value);
             return true;
         }
-        return load_slow(op, address, &value, sizeof value);
+        return take(value, load_slow_value(op, address, sizeof value));
     }
     template <class T>
     bool store(const Op* op, uint64_t address, T value) {
@@ -253,7 +253,14 @@ struct Cpu {
             std::memcpy(reinterpret_cast<void*>(address + entry.addend), &value, sizeof value);
             return true;
         }
-        return store_slow(op, address, &value, sizeof value);
+        if constexpr (sizeof(T) <= 8) {
+            uint64_t wide = 0;
+            std::memcpy(&wide, &value, sizeof value);
+            return store_slow_value(op, address, wide, sizeof value);
+        } else {
+            std::memcpy(scratch, &value, sizeof value);
+            return store_slow(op, address, scratch, sizeof value);
+        }
     }
     /// A load that will be followed by a store to the same place: faults as a write does.
     template <class T>
@@ -263,8 +270,26 @@ struct Cpu {
             std::memcpy(&value, reinterpret_cast<const void*>(address + entry.addend), sizeof value);
             return true;
         }
-        return load_for_write_slow(op, address, &value, sizeof value);
+        return take(value, load_for_write_slow_value(op, address, sizeof value));
     }
+    // The slow paths hand values over in registers (or, above 8 bytes, in `scratch`): a handler whose local's address was
+    // taken could not end in a tail call.
+    struct Loaded {
+        uint64_t value; // if at most 8 bytes
+        bool ok;
+    };
+    alignas(16) uint8_t scratch[64];
+    template <class T>
+    bool take(T& value, Loaded loaded) {
+        if constexpr (sizeof(T) <= 8)
+            std::memcpy(&value, &loaded.value, sizeof value);
+        else
+            std::memcpy(&value, scratch, sizeof value);
+        return loaded.ok;
+    }
+    Loaded load_slow_value(const Op* op, uint64_t address, unsigned size);
+    Loaded load_for_write_slow_value(const Op* op, uint64_t address, unsigned size);
+    bool store_slow_value(const Op* op, uint64_t address, uint64_t value, unsigned size);
     bool load_slow(const Op* op, uint64_t address, void* value, unsigned size);
     bool store_slow(const Op* op, uint64_t address, const void* value, unsigned size);
     bool load_for_write_slow(const Op* op, uint64_t address, void* value, unsigned size);
@@ -354,10 +379,25 @@ struct EaAny {
 };
 inline constexpr uint16_t op_address_size_mask = 3;
 
+/// A linear address, or none: a fault was raised.
+struct Linear {
+    uint64_t address;
+    bool ok;
+};
+
 /// Offset part only (LEA), truncated to the address size in Op::aux.
 uint64_t effective_offset(const Cpu& cpu, const Op* op);
 /// Segment checks (null, type, limit; canonical comes with the access) and base for `offset` in `seg`. False: raised.
-bool segment_linear(Cpu& cpu, const Op* op, Seg seg, uint64_t offset, unsigned size, bool write, uint64_t& linear);
+Linear checked_linear(Cpu& cpu, const Op* op, Seg seg, uint64_t offset, unsigned size, bool write);
+inline bool segment_linear(Cpu& cpu, const Op* op, Seg seg, uint64_t offset, unsigned size, bool write,
+                           uint64_t& linear) {
+    const Linear result = checked_linear(cpu, op, seg, offset, size, write);
+    linear = result.address;
+    return result.ok;
+}
+inline bool EaAny::get(Cpu& cpu, const Op* op, unsigned size, bool write, uint64_t& linear) {
+    return segment_linear(cpu, op, static_cast<Seg>(op->seg), effective_offset(cpu, op), size, write, linear);
+}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // From block to block

@@ -98,8 +98,21 @@ bool offered(const ZydisDecodedInstruction& instruction, const CpuidModel& cpuid
     }
 }
 
-void place_memory_operand(const ZydisDecodedInstruction& instruction, const ZydisDecodedOperandMem& memory, CodeMode mode,
-                          Op& op, EaShape& shape) {
+/// What Zydis 4.0.0 gets wrong: with a 32-bit address, REX.B and a SIB byte that says "no base", it takes R13D for the
+/// base and loses the displacement (right with 64-bit addresses).
+ZydisDecodedOperandMem corrected(const ZydisDecodedInstruction& instruction, ZydisDecodedOperandMem memory) {
+    constexpr uint8_t sib_follows = 4, no_base = 5;
+    if (memory.base == ZYDIS_REGISTER_R13D && instruction.raw.modrm.mod == 0 &&
+        instruction.raw.modrm.rm == sib_follows && instruction.raw.sib.base == no_base) {
+        memory.base = ZYDIS_REGISTER_NONE;
+        memory.disp.value = instruction.raw.disp.value;
+    }
+    return memory;
+}
+
+void place_memory_operand(const ZydisDecodedInstruction& instruction, const ZydisDecodedOperandMem& as_decoded,
+                          CodeMode mode, Op& op, EaShape& shape) {
+    const ZydisDecodedOperandMem memory = corrected(instruction, as_decoded);
     op.seg = static_cast<uint8_t>(memory.segment - ZYDIS_REGISTER_ES);
     op.aux = instruction.address_width == 64 ? 2 : instruction.address_width == 32 ? 1 : 0;
     const bool flat = mode == CodeMode::bits64 && instruction.address_width == 64 && op.seg < FS;
@@ -228,11 +241,9 @@ uint64_t effective_offset(const Cpu& cpu, const Op* op) {
     }
 }
 
-bool segment_linear(Cpu& cpu, const Op* op, Seg seg, uint64_t offset, unsigned size, bool write, uint64_t& linear) {
-    if (cpu.code64()) {
-        linear = cpu.segment_base[seg] + offset;
-        return true;
-    }
+Linear checked_linear(Cpu& cpu, const Op* op, Seg seg, uint64_t offset, unsigned size, bool write) {
+    if (cpu.code64())
+        return {cpu.segment_base[seg] + offset, true};
     const Segment& segment = cpu.segments[seg];
     const uint16_t attributes = segment.attributes;
     bool ok;
@@ -254,14 +265,9 @@ bool segment_linear(Cpu& cpu, const Op* op, Seg seg, uint64_t offset, unsigned s
     }
     if (!ok) {
         cpu.raise(op, seg == SS ? Vector::ss : Vector::gp, 0);
-        return false;
+        return {0, false};
     }
-    linear = static_cast<uint32_t>(segment.base + offset);
-    return true;
-}
-
-bool EaAny::get(Cpu& cpu, const Op* op, unsigned size, bool write, uint64_t& linear) {
-    return segment_linear(cpu, op, static_cast<Seg>(op->seg), effective_offset(cpu, op), size, write, linear);
+    return {static_cast<uint32_t>(segment.base + offset), true};
 }
 
 } // namespace vtrace::soft

@@ -11,32 +11,32 @@ namespace {
 struct Add {
     static constexpr bool writes = true;
     template <class T>
-    static T run(LazyFlags& f, T a, T b) { return f.add(a, b); }
+    [[gnu::always_inline]] static T run(LazyFlags& f, T a, T b) { return f.add(a, b); }
 };
 struct Adc {
     static constexpr bool writes = true;
     template <class T>
-    static T run(LazyFlags& f, T a, T b) { return f.add(a, b, f.cf()); }
+    [[gnu::always_inline]] static T run(LazyFlags& f, T a, T b) { return f.add(a, b, f.cf()); }
 };
 struct Sub {
     static constexpr bool writes = true;
     template <class T>
-    static T run(LazyFlags& f, T a, T b) { return f.sub(a, b); }
+    [[gnu::always_inline]] static T run(LazyFlags& f, T a, T b) { return f.sub(a, b); }
 };
 struct Sbb {
     static constexpr bool writes = true;
     template <class T>
-    static T run(LazyFlags& f, T a, T b) { return f.sub(a, b, f.cf()); }
+    [[gnu::always_inline]] static T run(LazyFlags& f, T a, T b) { return f.sub(a, b, f.cf()); }
 };
 struct Cmp {
     static constexpr bool writes = false;
     template <class T>
-    static T run(LazyFlags& f, T a, T b) { return f.sub(a, b); }
+    [[gnu::always_inline]] static T run(LazyFlags& f, T a, T b) { return f.sub(a, b); }
 };
 struct And {
     static constexpr bool writes = true;
     template <class T>
-    static T run(LazyFlags& f, T a, T b) {
+    [[gnu::always_inline]] static T run(LazyFlags& f, T a, T b) {
         f.logic(static_cast<T>(a & b));
         return a & b;
     }
@@ -44,7 +44,7 @@ struct And {
 struct Or {
     static constexpr bool writes = true;
     template <class T>
-    static T run(LazyFlags& f, T a, T b) {
+    [[gnu::always_inline]] static T run(LazyFlags& f, T a, T b) {
         f.logic(static_cast<T>(a | b));
         return a | b;
     }
@@ -52,7 +52,7 @@ struct Or {
 struct Xor {
     static constexpr bool writes = true;
     template <class T>
-    static T run(LazyFlags& f, T a, T b) {
+    [[gnu::always_inline]] static T run(LazyFlags& f, T a, T b) {
         f.logic(static_cast<T>(a ^ b));
         return a ^ b;
     }
@@ -60,7 +60,7 @@ struct Xor {
 struct Test {
     static constexpr bool writes = false;
     template <class T>
-    static T run(LazyFlags& f, T a, T b) {
+    [[gnu::always_inline]] static T run(LazyFlags& f, T a, T b) {
         f.logic(static_cast<T>(a & b));
         return a;
     }
@@ -153,19 +153,19 @@ void select_binary(const DecodeInput& in, Op& op) {
 
 struct Inc {
     template <class T>
-    static T run(LazyFlags& f, T a, const Cpu&, const Op*) { return f.inc(a); }
+    [[gnu::always_inline]] static T run(LazyFlags& f, T a, const Cpu&, const Op*) { return f.inc(a); }
 };
 struct Dec {
     template <class T>
-    static T run(LazyFlags& f, T a, const Cpu&, const Op*) { return f.dec(a); }
+    [[gnu::always_inline]] static T run(LazyFlags& f, T a, const Cpu&, const Op*) { return f.dec(a); }
 };
 struct Neg {
     template <class T>
-    static T run(LazyFlags& f, T a, const Cpu&, const Op*) { return f.sub(T{0}, a); }
+    [[gnu::always_inline]] static T run(LazyFlags& f, T a, const Cpu&, const Op*) { return f.sub(T{0}, a); }
 };
 struct Not {
     template <class T>
-    static T run(LazyFlags&, T a, const Cpu&, const Op*) { return static_cast<T>(~a); }
+    [[gnu::always_inline]] static T run(LazyFlags&, T a, const Cpu&, const Op*) { return static_cast<T>(~a); }
 };
 
 /// Shift counts are masked to 5 bits, 6 for 64-bit operands; a zero count changes no flag.
@@ -190,7 +190,7 @@ bool top_bit(T value) {
 template <class Count>
 struct Shl {
     template <class T>
-    static T run(LazyFlags& f, T a, const Cpu& cpu, const Op* op) {
+    [[gnu::always_inline]] static T run(LazyFlags& f, T a, const Cpu& cpu, const Op* op) {
         unsigned n = masked_count<T>(Count::get(cpu, op));
         if (n == 0)
             return a;
@@ -203,7 +203,7 @@ struct Shl {
 template <class Count>
 struct Shr {
     template <class T>
-    static T run(LazyFlags& f, T a, const Cpu& cpu, const Op* op) {
+    [[gnu::always_inline]] static T run(LazyFlags& f, T a, const Cpu& cpu, const Op* op) {
         unsigned n = masked_count<T>(Count::get(cpu, op));
         if (n == 0)
             return a;
@@ -216,7 +216,7 @@ struct Shr {
 template <class Count>
 struct Sar {
     template <class T>
-    static T run(LazyFlags& f, T a, const Cpu& cpu, const Op* op) {
+    [[gnu::always_inline]] static T run(LazyFlags& f, T a, const Cpu& cpu, const Op* op) {
         using Signed = std::make_signed_t<T>;
         unsigned n = masked_count<T>(Count::get(cpu, op));
         if (n == 0)
@@ -231,7 +231,7 @@ struct Sar {
 template <class Count>
 struct Rol {
     template <class T>
-    static T run(LazyFlags& f, T a, const Cpu& cpu, const Op* op) {
+    [[gnu::always_inline]] static T run(LazyFlags& f, T a, const Cpu& cpu, const Op* op) {
         unsigned n = masked_count<T>(Count::get(cpu, op));
         if (n == 0)
             return a;
@@ -244,7 +244,7 @@ struct Rol {
 template <class Count>
 struct Ror {
     template <class T>
-    static T run(LazyFlags& f, T a, const Cpu& cpu, const Op* op) {
+    [[gnu::always_inline]] static T run(LazyFlags& f, T a, const Cpu& cpu, const Op* op) {
         unsigned n = masked_count<T>(Count::get(cpu, op));
         if (n == 0)
             return a;
@@ -258,7 +258,7 @@ struct Ror {
 template <class Count>
 struct Rcl {
     template <class T>
-    static T run(LazyFlags& f, T a, const Cpu& cpu, const Op* op) {
+    [[gnu::always_inline]] static T run(LazyFlags& f, T a, const Cpu& cpu, const Op* op) {
         unsigned n = masked_count<T>(Count::get(cpu, op)) % (bits_of<T> + 1);
         bool carry = f.cf();
         if (masked_count<T>(Count::get(cpu, op)) == 0)
@@ -275,7 +275,7 @@ struct Rcl {
 template <class Count>
 struct Rcr {
     template <class T>
-    static T run(LazyFlags& f, T a, const Cpu& cpu, const Op* op) {
+    [[gnu::always_inline]] static T run(LazyFlags& f, T a, const Cpu& cpu, const Op* op) {
         unsigned n = masked_count<T>(Count::get(cpu, op)) % (bits_of<T> + 1);
         bool carry = f.cf();
         if (masked_count<T>(Count::get(cpu, op)) == 0)
@@ -331,7 +331,7 @@ void select_shift(const DecodeInput& in, Op& op) {
 
 /// SHLD and SHRD. A 16-bit count above 16 is undefined: the 32-bit pattern first:second is rotated on, as processors do.
 template <bool Left, class Count, class T>
-T double_shift(LazyFlags& f, T a, T b, const Cpu& cpu, const Op* op) {
+[[gnu::always_inline]] inline T double_shift(LazyFlags& f, T a, T b, const Cpu& cpu, const Op* op) {
     unsigned n = masked_count<T>(Count::get(cpu, op));
     if (n == 0)
         return a;

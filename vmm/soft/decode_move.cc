@@ -691,6 +691,15 @@ const Op* xlat(Cpu& cpu, const Op* op) {
     cpu.set<uint8_t>(RAX * 8, value);
     VTRACE_NEXT(cpu, op);
 }
+/// CLFLUSH: there is no cache to flush, but it is checked as a load of a byte (SDM vol. 2).
+template <class Ea>
+const Op* clflush(Cpu& cpu, const Op* op) {
+    uint64_t address;
+    uint8_t value;
+    if (!Ea::get(cpu, op, sizeof value, false, address) || !cpu.load(op, address, value))
+        return nullptr;
+    VTRACE_NEXT(cpu, op);
+}
 void select_xlat(const DecodeInput& in, Op& op) {
     op.seg = DS;
     for (unsigned i = 0; i < in.instruction.operand_count; ++i)
@@ -892,6 +901,9 @@ bool decode_move(const DecodeInput& in, Op& op) {
         return true;
     case ZYDIS_MNEMONIC_XLAT:
         select_xlat(in, op);
+        return true;
+    case ZYDIS_MNEMONIC_CLFLUSH:
+        op.fn = by_shape(in.shape, []<class Ea>() -> Handler { return clflush<Ea>; });
         return true;
     case ZYDIS_MNEMONIC_NOP:
     case ZYDIS_MNEMONIC_PAUSE:

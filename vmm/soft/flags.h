@@ -43,19 +43,19 @@ struct LazyFlags {
             aux |= 1ull << aux_parity_shift;
         set_cf_of(rflags & Rflags::cf, rflags & Rflags::of);
     }
-    void set_cf_of(bool c, bool o) { carry = uint64_t{c} << 63 | uint64_t{c != o} << 62; }
-    void set_cf(bool c) { set_cf_of(c, of()); }
+    [[gnu::always_inline]] void set_cf_of(bool c, bool o) { carry = uint64_t{c} << 63 | uint64_t{c != o} << 62; }
+    [[gnu::always_inline]] void set_cf(bool c) { set_cf_of(c, of()); }
     /// CF becomes c, OF stays: for BT and the like; other flags stay too.
 
     template <class T>
-    void logic(T value) { // AND, OR, XOR, TEST: CF = OF = 0; AF undefined, cleared here
+    [[gnu::always_inline]] void logic(T value) { // AND, OR, XOR, TEST: CF = OF = 0; AF undefined, cleared here
         result = static_cast<std::make_signed_t<T>>(value);
         carry = 0;
         aux = 0;
     }
     /// `carries`: for each bit the carry or borrow into it, and above the operand's top bit the one out of it.
     template <class T>
-    void arithmetic(T value, uint64_t carries, bool carry_out) {
+    [[gnu::always_inline]] void arithmetic(T value, uint64_t carries, bool carry_out) {
         constexpr unsigned bits = sizeof(T) * 8;
         result = static_cast<std::make_signed_t<T>>(value);
         aux = carries & aux_af;
@@ -65,7 +65,7 @@ struct LazyFlags {
             carry = carries << (63 - bits);
     }
     template <class T>
-    T add(T a, T b, bool carry_in = false) {
+    [[gnu::always_inline]] T add(T a, T b, bool carry_in = false) {
         if constexpr (sizeof(T) == 8) {
             T sum = a + b + carry_in;
             arithmetic(sum, a ^ b ^ sum, carry_in ? sum <= a : sum < a);
@@ -77,7 +77,7 @@ struct LazyFlags {
         }
     }
     template <class T>
-    T sub(T a, T b, bool borrow_in = false) {
+    [[gnu::always_inline]] T sub(T a, T b, bool borrow_in = false) {
         if constexpr (sizeof(T) == 8) {
             T difference = a - b - borrow_in;
             arithmetic(difference, a ^ b ^ difference, borrow_in ? a <= b : a < b);
@@ -89,7 +89,7 @@ struct LazyFlags {
         }
     }
     template <class T>
-    T inc(T a) { // as add, CF stays
+    [[gnu::always_inline]] T inc(T a) { // as add, CF stays
         bool c = cf();
         T sum = static_cast<T>(a + 1);
         constexpr T least = static_cast<T>(T{1} << (sizeof(T) * 8 - 1));
@@ -99,7 +99,7 @@ struct LazyFlags {
         return sum;
     }
     template <class T>
-    T dec(T a) {
+    [[gnu::always_inline]] T dec(T a) {
         bool c = cf();
         T difference = static_cast<T>(a - 1);
         constexpr T least = static_cast<T>(T{1} << (sizeof(T) * 8 - 1));
@@ -110,7 +110,7 @@ struct LazyFlags {
     }
     /// Flags of a shift or multiply: result's, with CF and OF given; AF cleared.
     template <class T>
-    void shifted(T value, bool c, bool o) {
+    [[gnu::always_inline]] void shifted(T value, bool c, bool o) {
         result = static_cast<std::make_signed_t<T>>(value);
         aux = 0;
         set_cf_of(c, o);

@@ -16,7 +16,7 @@ const Op* run_fninit(Cpu& cpu, const Op* op) {
     if (!fp_may_run<FpGroup::x87_no_wait>(cpu, op))
         return nullptr;
     fx_init_x87(cpu.fpu);
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 const Op* run_fnclex(Cpu& cpu, const Op* op) {
@@ -24,14 +24,14 @@ const Op* run_fnclex(Cpu& cpu, const Op* op) {
         return nullptr;
     constexpr uint16_t cleared = Fsw::exceptions | Fsw::sf | Fsw::es | Fsw::b;
     fx_set<uint16_t>(cpu.fpu, Fx::fsw, fx_get<uint16_t>(cpu.fpu, Fx::fsw) & ~cleared);
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 template <FpGroup Group>
 const Op* run_fnop(Cpu& cpu, const Op* op) {
     if (!fp_may_run<Group>(cpu, op))
         return nullptr;
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 const Op* run_fwait(Cpu& cpu, const Op* op) {
@@ -39,14 +39,14 @@ const Op* run_fwait(Cpu& cpu, const Op* op) {
         return cpu.raise(op, Vector::nm);
     if (fx_pending(cpu.fpu) && (cpu.cr0 & Cr0::ne))
         return cpu.raise(op, Vector::mf);
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 const Op* run_fnstsw_ax(Cpu& cpu, const Op* op) {
     if (!fp_may_run<FpGroup::x87_no_wait>(cpu, op))
         return nullptr;
     cpu.set<uint16_t>(RAX * sizeof(uint64_t), fx_get<uint16_t>(cpu.fpu, Fx::fsw));
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 template <class Ea, unsigned Field>
@@ -55,7 +55,7 @@ const Op* store_word(Cpu& cpu, const Op* op) {
     if (!fp_may_run<FpGroup::x87_no_wait>(cpu, op) || !Ea::get(cpu, op, sizeof(uint16_t), true, linear) ||
         !cpu.store(op, linear, fx_get<uint16_t>(cpu.fpu, Field)))
         return nullptr;
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 template <class Ea>
 const Op* run_fnstsw(Cpu& cpu, const Op* op) {
@@ -74,7 +74,7 @@ const Op* run_fldcw(Cpu& cpu, const Op* op) {
         !cpu.load(op, linear, fcw))
         return nullptr;
     fx_set_fcw(cpu.fpu, fcw);
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 template <class Ea>
@@ -88,7 +88,7 @@ const Op* run_fnstenv(Cpu& cpu, const Op* op) {
     if (!cpu.store_bytes(op, linear, bytes, layout.size()))
         return nullptr;
     fx_set_fcw(cpu.fpu, fx_get<uint16_t>(cpu.fpu, Fx::fcw) | Fcw::masks);
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 template <class Ea>
@@ -100,7 +100,7 @@ const Op* run_fldenv(Cpu& cpu, const Op* op) {
         !cpu.load_bytes(op, linear, bytes, layout.size()))
         return nullptr;
     load_environment(cpu.fpu, layout, bytes);
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 template <class Ea>
@@ -118,7 +118,7 @@ const Op* run_fnsave(Cpu& cpu, const Op* op) {
     if (!cpu.store_bytes(op, linear, bytes, size))
         return nullptr;
     fx_init_x87(cpu.fpu);
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 template <class Ea>
@@ -134,7 +134,7 @@ const Op* run_frstor(Cpu& cpu, const Op* op) {
     for (unsigned i = 0; i < 8; i++)
         std::memcpy(cpu.fpu.fxsave.data() + Fx::st + i * Fx::slot_size, bytes + layout.size() + i * Fx::st_size,
                     Fx::st_size);
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 } // namespace

@@ -12,7 +12,7 @@ unsigned size_of(const Op* op) {
 }
 
 const Op* run_hint(Cpu& cpu, const Op* op) {
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 template <class Ea>
@@ -21,7 +21,7 @@ const Op* run_movnti(Cpu& cpu, const Op* op) {
     auto value = cpu.get<uint64_t>(op->reg);
     if (!Ea::get(cpu, op, size_of(op), true, linear) || !fp_store(cpu, op, linear, &value, size_of(op)))
         return nullptr;
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 /// Stores the bytes of `source` whose mask byte has its top bit set. Without any, memory isn't touched; else all from
@@ -51,7 +51,7 @@ const Op* masked_store(Cpu& cpu, const Op* op, const uint8_t* source, const uint
     }
     if constexpr (Group == FpGroup::mmx)
         fx_enter_mmx(cpu.fpu);
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 const Op* run_maskmovq(Cpu& cpu, const Op* op) {
@@ -91,7 +91,7 @@ const Op* approximate(Cpu& cpu, const Op* op) {
     for (unsigned i = 0; i < Count; i++)
         lanes[i] = Function(lanes[i]);
     std::memcpy(xmm + op->reg, lanes, size);
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 template <class Ea>
 const Op* run_rcpps(Cpu& cpu, const Op* op) {
@@ -145,7 +145,7 @@ const Op* run_popcnt(Cpu& cpu, const Op* op) {
     else
         cpu.set<uint64_t>(op->reg, static_cast<uint64_t>(std::popcount(value)));
     cpu.flags.set(value == 0 ? Rflags::zf : 0);
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 /// CRC-32C, bits reflected (SDM vol. 2, CRC32).
@@ -170,7 +170,7 @@ const Op* run_crc32(Cpu& cpu, const Op* op) {
     for (unsigned i = 0; i < size_of(op); i++, value >>= 8)
         crc = crc >> 8 ^ crc32c_table[(crc ^ value) & 0xff];
     cpu.set<uint32_t>(op->reg, crc); // upper half clear in the 64-bit form too
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 } // namespace

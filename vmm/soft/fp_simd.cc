@@ -40,7 +40,7 @@ const Op* run_direct(Cpu& cpu, const Op* op) {
             return nullptr;
         form.direct(xmm(cpu, op->reg), source);
     }
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 using Vector128 = std::array<uint8_t, 16>;
@@ -55,7 +55,7 @@ const Op* run_move_load(Cpu& cpu, const Op* op) {
     if (!locate<Ea>(cpu, op, form_of(op), linear) || !cpu.load(op, linear, value))
         return nullptr;
     std::memcpy(xmm(cpu, op->reg), &value, sizeof value);
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 template <class Ea>
 const Op* run_move_store(Cpu& cpu, const Op* op) {
@@ -66,7 +66,7 @@ const Op* run_move_store(Cpu& cpu, const Op* op) {
     std::memcpy(&value, xmm(cpu, op->reg), sizeof value);
     if (!locate<Ea>(cpu, op, form_of(op), linear) || !cpu.store(op, linear, value))
         return nullptr;
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 /// Which of the flags raised by an instruction run with all exceptions masked the processor reports, if any of
@@ -175,7 +175,7 @@ const Op* run_general(Cpu& cpu, const Op* op) {
         cpu.set<uint64_t>(RCX * sizeof(uint64_t), frame.rcx);
     if (form.flags_written)
         cpu.flags.set(frame.rflags & Rflags::status);
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 template <class Ea>

@@ -106,7 +106,7 @@ const Op* run_fxsave(Cpu& cpu, const Op* op) {
     std::memcpy(memory + Fx::xmm, cpu.fpu.fxsave.data() + Fx::xmm, size - Fx::xmm);
     if (!cpu.store_bytes(op, linear, memory, size))
         return nullptr;
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 template <class Ea>
@@ -123,7 +123,7 @@ const Op* run_fxrstor(Cpu& cpu, const Op* op) {
     x87_from_memory(cpu.fpu, op, memory);
     fx_set(cpu.fpu, Fx::mxcsr, mxcsr);
     std::memcpy(cpu.fpu.fxsave.data() + Fx::xmm, memory + Fx::xmm, size - Fx::xmm);
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 uint64_t edx_eax(const Cpu& cpu) {
@@ -170,7 +170,7 @@ const Op* save_extended(Cpu& cpu, const Op* op) {
     std::memcpy(memory + xstate_bv, &header, sizeof header);
     if (!cpu.store_bytes(op, linear, memory, sizeof memory))
         return nullptr;
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 template <class Ea>
 const Op* run_xsave(Cpu& cpu, const Op* op) {
@@ -207,7 +207,7 @@ const Op* run_xrstor(Cpu& cpu, const Op* op) {
         else
             std::memset(xmm, 0, size);
     }
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 const Op* run_xgetbv(Cpu& cpu, const Op* op) {
@@ -217,7 +217,7 @@ const Op* run_xgetbv(Cpu& cpu, const Op* op) {
         return cpu.raise(op, Vector::gp, 0);
     cpu.set<uint32_t>(RAX * sizeof(uint64_t), static_cast<uint32_t>(cpu.xcr0));
     cpu.set<uint32_t>(RDX * sizeof(uint64_t), static_cast<uint32_t>(cpu.xcr0 >> 32));
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 const Op* run_xsetbv(Cpu& cpu, const Op* op) {
@@ -228,7 +228,7 @@ const Op* run_xsetbv(Cpu& cpu, const Op* op) {
         (value & ~Xcr0::supported))
         return cpu.raise(op, Vector::gp, 0);
     cpu.xcr0 = value;
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 template <class Ea>
@@ -241,7 +241,7 @@ const Op* run_ldmxcsr(Cpu& cpu, const Op* op) {
     if (mxcsr & ~Mxcsr::supported)
         return cpu.raise(op, Vector::gp, 0);
     fx_set(cpu.fpu, Fx::mxcsr, mxcsr);
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 template <class Ea>
@@ -250,7 +250,7 @@ const Op* run_stmxcsr(Cpu& cpu, const Op* op) {
     if (!fp_may_run<FpGroup::sse>(cpu, op) || !Ea::get(cpu, op, sizeof(uint32_t), true, linear) ||
         !cpu.store(op, linear, mxcsr_of(cpu.fpu)))
         return nullptr;
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 const Op* run_emms(Cpu& cpu, const Op* op) {
@@ -258,7 +258,7 @@ const Op* run_emms(Cpu& cpu, const Op* op) {
         return nullptr;
     fx_set_top(cpu.fpu, 0);
     fx_set<uint8_t>(cpu.fpu, Fx::ftw, 0);
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 } // namespace

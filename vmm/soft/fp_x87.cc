@@ -57,7 +57,7 @@ const Op* run_x87(Cpu& cpu, const Op* op) {
         fx_set<uint16_t>(cpu.fpu, Fx::fsw, fx_get<uint16_t>(cpu.fpu, Fx::fsw) | ignored);
         fx_update_summary(cpu.fpu);
     }
-    VTRACE_NEXT(cpu, op);
+    VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 } // namespace

@@ -277,10 +277,19 @@ bool data_fault(Cpu& cpu, const Op* op) {
     return false;
 }
 
+/// Does an access of this size break the rules of SDM vol. 3, table 6-7? An 80-bit floating-point value wants 8 bytes.
+bool misaligned(uint64_t address, unsigned size) {
+    constexpr unsigned extended = 10;
+    if (size == extended)
+        size = 8;
+    return std::has_single_bit(size) && size <= 8 && address % size;
+}
+
 /// Translates an instruction's data access; false if it faulted or must be executed alone first.
 bool prepare(Cpu& cpu, const Op* op, uint64_t address, unsigned size, Access access, Pieces& pieces) {
     MmuContext context = cpu.data_context();
-    if (VTRACE_UNLIKELY(cpu.alignment_checked()) && std::has_single_bit(size) && size <= 8 && address % size) {
+    if (VTRACE_UNLIKELY(cpu.alignment_checked()) && misaligned(address, size) && cpu.is_canonical(address) &&
+        cpu.is_canonical(address + size - 1)) {
         cpu.raise(op, Vector::ac, 0);
         return false;
     }
@@ -347,6 +356,22 @@ bool Cpu::load_for_write_slow(const Op* op, uint64_t address, void* value, unsig
         fill_tlb(*this, pieces.piece[i], data_context());
     }
     return true;
+}
+
+Cpu::Loaded Cpu::load_slow_value(const Op* op, uint64_t address, unsigned size) {
+    Loaded loaded{0, false};
+    loaded.ok = load_slow(op, address, size <= 8 ? static_cast<void*>(&loaded.value) : scratch, size);
+    return loaded;
+}
+
+Cpu::Loaded Cpu::load_for_write_slow_value(const Op* op, uint64_t address, unsigned size) {
+    Loaded loaded{0, false};
+    loaded.ok = load_for_write_slow(op, address, size <= 8 ? static_cast<void*>(&loaded.value) : scratch, size);
+    return loaded;
+}
+
+bool Cpu::store_slow_value(const Op* op, uint64_t address, uint64_t value, unsigned size) {
+    return store_slow(op, address, &value, size);
 }
 
 bool Cpu::system_read(uint64_t address, void* bytes, unsigned size, MmuContext context) {

@@ -64,6 +64,9 @@ inline constexpr unsigned max_instruction_length = 15;
 #define VTRACE_RUN_OP(cpu, op) return (op)
 #endif
 #define VTRACE_NEXT(cpu, op) VTRACE_RUN_OP(cpu, (op) + 1)
+// For handlers with locals whose address is taken, which keeps the compiler from a tail call: a call would let the stack
+// grow with each instruction.
+#define VTRACE_NEXT_BY_LOOP(cpu, op) return static_cast<void>(cpu), (op) + 1
 
 #define VTRACE_LIKELY(condition) __builtin_expect(!!(condition), 1)
 #define VTRACE_UNLIKELY(condition) __builtin_expect(!!(condition), 0)

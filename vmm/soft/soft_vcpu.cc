@@ -213,32 +213,28 @@ void SoftVcpu::execute_single() {
     if (bits && cpu.leave != Leave::shutdown && cpu.leave != Leave::unsupported) {
         cpu.dr6 |= bits;
         cpu.fault = Fault{Vector::db, false, 0, 0};
-        if (!deliver_event(cpu, EventKind::exception, cpu.fault, cpu.code_linear(cpu.rip)))
-            cpu.leave = Leave::shutdown;
+        deliver_event(cpu, EventKind::exception, cpu.fault, cpu.code_linear(cpu.rip));
     }
-}
-
-bool SoftVcpu::deliver_fault() {
-    Cpu& cpu = *cpu_;
-    return deliver_event(cpu, EventKind::exception, cpu.fault, cpu.code_linear(cpu.rip));
 }
 
 /// Interrupts and the like, in the order of SDM vol. 3, table 6-2; then how to go on.
 SoftVcpu::Boundary SoftVcpu::at_boundary() {
     Cpu& cpu = *cpu_;
-    if (cpu.activity == ActivityState::shutdown)
-        return Boundary::shutdown;
+    if (cpu.activity == ActivityState::shutdown) {
+        cpu.leave = Leave::shutdown;
+        return Boundary::ended;
+    }
     // SYSCALL and SYSRET decide by the flags that they load: a trap may be due here outside execute_single().
     if (uint64_t bits = std::exchange(cpu.pending_db, 0)) {
         cpu.dr6 |= bits;
         if (!deliver_event(cpu, EventKind::exception, Fault{Vector::db, false, 0, 0}, cpu.code_linear(cpu.rip)))
-            return Boundary::shutdown;
+            return Boundary::ended;
     }
     if (cpu.pins.nmi_pending() && !cpu.nmi_blocked && cpu.shadow != InterruptShadow::mov_ss) {
         cpu.pins.acknowledge_nmi();
         cpu.activity = ActivityState::running;
         if (!deliver_event(cpu, EventKind::nmi, Fault{Vector::nmi, false, 0, 0}, cpu.code_linear(cpu.rip)))
-            return Boundary::shutdown;
+            return Boundary::ended;
         cpu.nmi_blocked = true;
     } else if ((cpu.system_flags & Rflags::if_) && cpu.shadow == InterruptShadow::none && cpu.pins.interrupt_pending()) {
         cpu.activity = ActivityState::running;
@@ -247,7 +243,7 @@ SoftVcpu::Boundary SoftVcpu::at_boundary() {
         cpu.record(cpu.clock.now(), cpu.run_retired_base + (cpu.run_budget - cpu.budget),
                    ds::BtsFlags::make(ds::BtsKind::time));
         if (!deliver_event(cpu, EventKind::external_interrupt, event, cpu.code_linear(cpu.rip)))
-            return Boundary::shutdown;
+            return Boundary::ended;
     }
     if (cpu.activity != ActivityState::running)
         return Boundary::halted;
@@ -271,8 +267,8 @@ VcpuRun SoftVcpu::run(uint64_t budget) {
         }
         note_address_space();
         const Boundary boundary = at_boundary();
-        if (boundary == Boundary::shutdown) {
-            exit = VcpuExit::shutdown;
+        if (boundary == Boundary::ended) {
+            exit = cpu.leave == Leave::unsupported ? VcpuExit::unsupported : VcpuExit::shutdown;
             break;
         }
         if (boundary == Boundary::halted) {
@@ -295,8 +291,8 @@ VcpuRun SoftVcpu::run(uint64_t budget) {
         if (cpu.leave == Leave::restart_single)
             execute_single();
 
-        if (cpu.leave == Leave::fault && !deliver_fault())
-            cpu.leave = Leave::shutdown;
+        if (cpu.leave == Leave::fault) // if that fails, `leave` says how
+            deliver_event(cpu, EventKind::exception, cpu.fault, cpu.code_linear(cpu.rip));
         if (cpu.leave == Leave::halted)
             cpu.activity = ActivityState::halted;
         if (cpu.leave == Leave::shutdown) {

@@ -33,10 +33,9 @@ class SoftVcpu final : public Vcpu {
 
   private:
     /// What a boundary leads to.
-    enum class Boundary : uint8_t { execute, execute_single, halted, shutdown };
+    enum class Boundary : uint8_t { execute, execute_single, halted, ended };
 
     Boundary at_boundary();
-    bool deliver_fault();
     Block* find_block();
     void execute_block(Block* block);
     void execute_single();
