@@ -69,7 +69,7 @@ std::string hex(const uint8_t* bytes, unsigned count) {
 
 } // namespace
 
-Undefined undefined_by(const Instruction& i, const UserState& in) {
+Undefined undefined_by(const Instruction& i, const UserState& in, const Answer& host) {
     Undefined u;
     if (i.info.cpu_flags)
         u.rflags |= i.info.cpu_flags->undefined;
@@ -89,9 +89,44 @@ Undefined undefined_by(const Instruction& i, const UserState& in) {
     case ZYDIS_MNEMONIC_RCR:
         shift_flags(i, in, u);
         break;
+    case ZYDIS_MNEMONIC_CVTPI2PS: // Intel's manual has a memory operand switch to MMX, AMD's processors don't
+        u.x87 = i.visible_memory() != nullptr;
+        break;
+    case ZYDIS_MNEMONIC_MASKMOVQ: // AMD switches to MMX even when it faults
+        u.x87 = host.vector != completed;
+        u.fault_address = true;
+        break;
+    case ZYDIS_MNEMONIC_POPA:
+    case ZYDIS_MNEMONIC_POPAD:
+        u.fault_registers = true;
+        u.fault_address = true;
+        break;
+    case ZYDIS_MNEMONIC_CMPSB:
+    case ZYDIS_MNEMONIC_CMPSW:
+    case ZYDIS_MNEMONIC_CMPSD:
+    case ZYDIS_MNEMONIC_CMPSQ:
+    case ZYDIS_MNEMONIC_PUSHA:
+    case ZYDIS_MNEMONIC_PUSHAD:
+    case ZYDIS_MNEMONIC_ENTER:
+    case ZYDIS_MNEMONIC_BOUND:
+    case ZYDIS_MNEMONIC_FNSTENV:
+    case ZYDIS_MNEMONIC_FNSAVE:
+    case ZYDIS_MNEMONIC_FLDENV:
+    case ZYDIS_MNEMONIC_FRSTOR:
+    case ZYDIS_MNEMONIC_FXSAVE:
+    case ZYDIS_MNEMONIC_FXSAVE64:
+    case ZYDIS_MNEMONIC_FXRSTOR:
+    case ZYDIS_MNEMONIC_FXRSTOR64:
+    case ZYDIS_MNEMONIC_MASKMOVDQU:
+        u.fault_address = true;
+        break;
     default:
         break;
     }
+    if (host.vector == completed)
+        u.fault_registers = false;
+    else
+        u.destination = false;
     return u;
 }
 
@@ -138,11 +173,11 @@ std::string differences(const Undefined& u, const UserState& in, const Answer& h
         out += fmt::format("    exception: host {}  vtrace {}\n", host.vector, got.vector);
     else if (host.vector != completed && host.error_code != got.error_code)
         out += fmt::format("    error code: host {:#x}  vtrace {:#x}\n", host.error_code, got.error_code);
-    else if (host.vector == Vector::pf && host.cr2 != got.cr2)
+    else if (host.vector == Vector::pf && host.cr2 != got.cr2 && !u.fault_address)
         out += fmt::format("    cr2: host {:#x}  vtrace {:#x}\n", host.cr2, got.cr2);
     if (h.rip != g.rip)
         line(out, "rip", in.rip, h.rip, g.rip);
-    if (!u.destination)
+    if (!u.destination && !u.fault_registers)
         for (unsigned i = 0; i < 16; i++)
             if (h.gpr[i] != g.gpr[i])
                 line(out, gpr_names[i], in.gpr[i], h.gpr[i], g.gpr[i]);
@@ -159,7 +194,7 @@ std::string differences(const Undefined& u, const UserState& in, const Answer& h
     for (const Field& f : {Field{"fcw", Fxsave::fcw, 0xffff}, Field{"fsw", Fxsave::fsw, static_cast<uint16_t>(~u.fsw)},
                            Field{"ftw", Fxsave::ftw, 0xff}}) {
         unsigned a = word<uint16_t>(h.fpu, f.offset) & f.mask, b = word<uint16_t>(g.fpu, f.offset) & f.mask;
-        if (a != b)
+        if (a != b && !u.x87)
             line(out, f.name, word<uint16_t>(in.fpu, f.offset), a, b);
     }
     if (word<uint32_t>(h.fpu, Fxsave::mxcsr) != word<uint32_t>(g.fpu, Fxsave::mxcsr))
@@ -171,7 +206,7 @@ std::string differences(const Undefined& u, const UserState& in, const Answer& h
                                hex(in.fpu.fxsave.data() + at, size), hex(h.fpu.fxsave.data() + at, size),
                                hex(g.fpu.fxsave.data() + at, size));
     };
-    for (unsigned i = 0; i < 8; i++)
+    for (unsigned i = 0; i < 8 && !u.x87; i++)
         bytes(fmt::format("st{}", i), Fxsave::st + i * 16, 10);
     for (unsigned i = 0; i < 16; i++)
         bytes(fmt::format("xmm{}", i), Fxsave::xmm + i * 16, 16);

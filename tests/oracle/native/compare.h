@@ -12,8 +12,11 @@ struct Undefined {
     uint64_t rflags = Rflags::rf; // RF: what a fault pushes is not seen by the program
     uint16_t fsw = 0;
     bool destination = false; // the whole result
+    // Of an instruction with several accesses, which one faults first, and what came of those before.
+    bool fault_address = false, fault_registers = false;
+    bool x87 = false; // all of x87 and MMX
 };
-Undefined undefined_by(const Instruction& instruction, const UserState& in);
+Undefined undefined_by(const Instruction& instruction, const UserState& in, const Answer& host);
 
 /// Clears in both memories what the instruction stores and leaves undefined (addresses of the last x87 instruction).
 void blank_undefined_memory(const Case& c, uint8_t* data);

@@ -91,12 +91,20 @@ std::vector<Form> all_forms(Mode mode) {
     return forms;
 }
 
-bool build(const Form& form, Random& random, Instruction& out) {
-    bool bits64 = form.mode == Mode::bits64;
-    out.mode = form.mode;
+namespace {
+
+void random_bytes(Random& random, Instruction& out) {
     for (uint8_t& byte : out.bytes)
         byte = static_cast<uint8_t>(random.chance(15) ? random.pick<int>({0, 1, 0x7f, 0x80, 0xff, 2, 31, 32})
                                                       : random.next());
+}
+
+} // namespace
+
+bool build(const Form& form, Random& random, Instruction& out) {
+    bool bits64 = form.mode == Mode::bits64;
+    out.mode = form.mode;
+    random_bytes(random, out);
     Writer writer{out};
     if (random.chance(4))
         writer.put(bits64 ? random.pick<uint8_t>({0x64, 0x65, 0x26, 0x2e, 0x36, 0x3e})
@@ -119,6 +127,35 @@ bool build(const Form& form, Random& random, Instruction& out) {
         unsigned rm = form.fixed_rm ? form.rm : form.memory && random.chance(25) ? 4 : random.below(8);
         unsigned mod = form.memory ? random.below(3) : 3;
         writer.put(static_cast<uint8_t>(mod << 6 | form.reg << 3 | rm));
+    }
+    return out.decode() && out.mnemonic() == form.mnemonic && in_scope(out);
+}
+
+bool build_at(const Form& form, Gpr pointer, int32_t displacement, Random& random, Instruction& out) {
+    out.mode = form.mode;
+    random_bytes(random, out);
+    Writer writer{out};
+    if (form.memory && form.map != Map::escape_0f38 && random.chance(8))
+        writer.put(0xf0);
+    if (form.prefix)
+        writer.put(form.prefix);
+    if (form.mode == Mode::bits64) {
+        uint8_t rex = static_cast<uint8_t>(form.rex_w ? 8 : 0);
+        if (form.memory)
+            rex |= static_cast<uint8_t>((random.chance(50) ? 4 : 0) | pointer >> 3);
+        else if (!form.fixed_rm && random.chance(50))
+            rex |= static_cast<uint8_t>(random.below(8));
+        if (rex)
+            writer.put(0x40 | rex);
+    }
+    writer.opcode(form);
+    if (form.memory) {
+        writer.put(static_cast<uint8_t>(0x80 | form.reg << 3 | (pointer & 7)));
+        if ((pointer & 7) == RSP)
+            writer.put(0x24);
+        std::memcpy(out.bytes.data() + writer.length, &displacement, sizeof displacement);
+    } else if (form.modrm) {
+        writer.put(static_cast<uint8_t>(0xc0 | form.reg << 3 | (form.fixed_rm ? form.rm : random.below(8))));
     }
     return out.decode() && out.mnemonic() == form.mnemonic && in_scope(out);
 }

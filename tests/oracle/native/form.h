@@ -30,4 +30,7 @@ std::vector<Form> all_forms(Mode mode);
 /// when the dice gave something that isn't of this form or not in scope: throw again.
 bool build(const Form& form, Random& random, Instruction& out);
 
+/// The same, with a memory operand at [pointer + displacement] and no prefix that changes its address.
+bool build_at(const Form& form, Gpr pointer, int32_t displacement, Random& random, Instruction& out);
+
 } // namespace vtrace::oracle

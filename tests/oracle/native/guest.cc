@@ -1,5 +1,6 @@
 #include "tests/oracle/native/guest.h"
 
+#include "tests/oracle/native/scope.h"
 #include "vmm/soft/cpuid.h"
 #include "vmm/soft/soft_vcpu.h"
 
@@ -60,7 +61,7 @@ Result<std::unique_ptr<Guest>> Guest::create(uint64_t fs_base, uint64_t gs_base)
     auto memory = GuestMemory::create(ram);
     if (!memory)
         return Unexpected(memory.error());
-    auto cpuid = CpuidModel::by_name("x86-64-v2");
+    auto cpuid = CpuidModel::by_name(guest_model);
     if (!cpuid)
         return Unexpected(cpuid.error());
     std::unique_ptr<Guest> guest(new Guest(std::make_unique<Parts>(std::move(*memory), std::move(*cpuid))));
@@ -104,6 +105,8 @@ void Guest::build_tables() {
     }
     uint64_t rsp0 = supervisor_base + stack_top;
     std::memcpy(p.memory.at(tss + 4), &rsp0, sizeof rsp0);
+    uint16_t no_io_bitmap = 0xffff;
+    std::memcpy(p.memory.at(tss + 0x66), &no_io_bitmap, sizeof no_io_bitmap);
 
     CpuState& s = initial_;
     s.cr0 = Cr0::pe | Cr0::mp | Cr0::et | Cr0::ne | Cr0::wp | Cr0::am | Cr0::pg;
@@ -115,7 +118,7 @@ void Guest::build_tables() {
     s.tr = {supervisor_base + tss, 0x67, tss_selector, 0x8b};
     for (Segment& segment : s.segments)
         segment = Segment{0, 0, 0, 0};
-    s.segments[SS] = Segment{0, 0xffffffff, user_ds, 0xcf3};
+    s.segments[SS] = Segment{0, 0xffffffff, user_ds, 0xc0f3};
 }
 
 uint8_t* Guest::code() {
@@ -125,23 +128,30 @@ uint8_t* Guest::data() {
     return parts_->memory.at(data_pages, Arena::size);
 }
 
-Result<> Guest::run(const UserState& in, Mode mode, uint64_t budget, Answer& out) {
+Result<> Guest::run(const UserState& in, Mode mode, uint64_t budget, Answer& out, uint64_t slice) {
     CpuState s = initial_;
     s.gpr = in.gpr;
     s.rip = in.rip;
     s.rflags = in.rflags;
     s.fpu = in.fpu;
     if (mode == Mode::bits64) {
-        s.segments[CS] = Segment{0, 0xffffffff, user_cs64, 0xafb};
+        s.segments[CS] = Segment{0, 0xffffffff, user_cs64, 0xa0fb};
     } else {
-        s.segments[CS] = Segment{0, 0xffffffff, user_cs32, 0xcfb};
+        s.segments[CS] = Segment{0, 0xffffffff, user_cs32, 0xc0fb};
         s.segments[DS] = s.segments[ES] = s.segments[SS];
         s.segments[FS].base = s.segments[GS].base = 0;
     }
     s.tsc = parts_->clock.now();
     parts_->vcpu.set_state(s);
-    VcpuRun run = parts_->vcpu.run(budget);
-    if (run.exit != VcpuExit::budget && run.exit != VcpuExit::halted)
+    VcpuRun run;
+    for (uint64_t left = budget; left > 0; left -= run.retired) {
+        run = parts_->vcpu.run(slice && slice < left ? slice : left);
+        if (run.exit != VcpuExit::budget && run.exit != VcpuExit::device)
+            break;
+        if ((run.retired == 0 && run.exit == VcpuExit::budget) || run.retired > left)
+            return fail("the engine says that it retired {} of {} instructions", run.retired, left);
+    }
+    if (run.exit != VcpuExit::budget && run.exit != VcpuExit::halted && run.exit != VcpuExit::device)
         return fail("the engine came back with exit {}: {}", static_cast<int>(run.exit), run.detail);
     s = parts_->vcpu.state();
     out.vector = completed;

@@ -19,7 +19,8 @@ class Guest {
 
     /// Runs at most `budget` instructions from `in`. `completed` when the budget was used up, or at an INT3 (RIP at
     /// it). Fails when the engine did what no processor may do (exit `unsupported` or `shutdown`), with its detail.
-    Result<> run(const UserState& in, Mode mode, uint64_t budget, Answer& out);
+    /// With `slice`, in runs of so many instructions each.
+    Result<> run(const UserState& in, Mode mode, uint64_t budget, Answer& out, uint64_t slice = 0);
 
   private:
     struct Parts;

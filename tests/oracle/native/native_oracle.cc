@@ -12,6 +12,7 @@
 #include "tests/oracle/native/form.h"
 #include "tests/oracle/native/guest.h"
 #include "tests/oracle/native/native.h"
+#include "tests/oracle/native/sequence.h"
 
 namespace vtrace::oracle {
 
@@ -19,10 +20,11 @@ namespace {
 
 struct Options {
     uint64_t seed = 1;
-    uint64_t cases = 300'000;
-    uint64_t first = 0;
-    unsigned rounds = 2; // systematic passes
-    unsigned max_failures = 20;
+    uint64_t cases = 300'000, sequences = 20'000;
+    uint64_t first = 0, first_sequence = 0;
+    unsigned max_sequences = 5; // printed
+    unsigned rounds = 2;        // systematic passes
+    unsigned max_failures = 200, per_mnemonic = 2;
     std::string only; // mnemonic
     bool self = false;
     bool verbose = false;
@@ -69,10 +71,13 @@ class Oracle {
     Result<bool> run();
 
   private:
+    static constexpr uint64_t sequence_slot = 512;
     static constexpr uint64_t slot_size = 64, slots = Arena::code_size / slot_size - 1;
 
     Result<> fresh_guest();
     Result<> one(uint64_t number, const Form& form);
+    Result<> sequences();
+    Result<> sequence(uint64_t number, const std::vector<std::vector<const Form*>>& forms, Mode mode);
     Result<> judge(uint64_t number, const Form& form, const Case& c);
     void report(uint64_t number, const Case& c, const std::string& what);
     bool summary() const;
@@ -83,8 +88,9 @@ class Oracle {
     std::vector<bool> executed_;
     std::map<ZydisMnemonic, Count> counts_;
     std::unique_ptr<Guest> guest_;
+    std::map<ZydisMnemonic, unsigned> reported_;
     Data background_;
-    uint64_t guest_cases_ = 0, failures_ = 0, total_ = 0, unbuildable_ = 0;
+    uint64_t guest_cases_ = 0, failures_ = 0, failed_sequences_ = 0, total_ = 0, sequences_ = 0, unbuildable_ = 0;
 };
 
 Result<> Oracle::fresh_guest() {
@@ -125,7 +131,7 @@ Result<bool> Oracle::run() {
 
     // First each form in turn, then forms at random.
     uint64_t systematic = options_.rounds * forms_.size(), end = systematic + options_.cases;
-    if (options_.first)
+    if (options_.first) // again
         end = options_.first + options_.cases;
     auto start = std::chrono::steady_clock::now();
     for (uint64_t number = options_.first; number < end && failures_ < options_.max_failures; number++) {
@@ -134,9 +140,10 @@ Result<bool> Oracle::run() {
             number < systematic ? number % forms_.size() : chooser.below(static_cast<uint32_t>(forms_.size()));
         VTRACE_TRY(one(number, forms_[form]));
     }
+    VTRACE_TRY(sequences());
     double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    fmt::print("{} cases in {:.1f} s ({:.0f}/s), {} failed, {} without safe inputs\n", total_, seconds,
-               static_cast<double>(total_) / seconds, failures_, unbuildable_);
+    fmt::print("{} cases and {} sequences in {:.1f} s ({:.0f}/s), {} failed, {} without safe inputs\n", total_,
+               sequences_, seconds, static_cast<double>(total_) / seconds, failures_, unbuildable_);
     return summary();
 }
 
@@ -185,9 +192,7 @@ Result<> Oracle::judge(uint64_t number, const Form& form, const Case& c) {
     (host.vector == completed ? count.completed : count.faulted)++;
     executed_[static_cast<size_t>(&form - forms_.data())] = true;
 
-    Undefined undefined = undefined_by(i, c.in);
-    if (host.vector != completed)
-        undefined.destination = false;
+    Undefined undefined = undefined_by(i, c.in, host);
     accept_approximation(i, host, got);
     std::string what = differences(undefined, c.in, host, got);
     if (std::memcmp(host_data.data(), guest_->data(), Arena::size) != 0 && !undefined.destination) {
@@ -202,13 +207,86 @@ Result<> Oracle::judge(uint64_t number, const Form& form, const Case& c) {
     return {};
 }
 
+Result<> Oracle::sequences() {
+    VTRACE_TRY(fresh_guest());
+    std::vector<std::vector<const Form*>> forms[2];
+    for (const std::vector<size_t>& same : by_mnemonic_)
+        for (Mode mode : {Mode::bits32, Mode::bits64}) {
+            std::vector<const Form*> of_mode;
+            for (size_t n : same)
+                if (forms_[n].mode == mode)
+                    of_mode.push_back(&forms_[n]);
+            if (!of_mode.empty())
+                forms[static_cast<unsigned>(mode)].push_back(std::move(of_mode));
+        }
+    uint64_t first = options_.first_sequence;
+    for (uint64_t number = first; number < first + options_.sequences && failures_ < options_.max_failures; number++) {
+        Mode mode = number % 4 == 3 && !options_.skip32 ? Mode::bits32 : Mode::bits64;
+        VTRACE_TRY(sequence(number, forms[static_cast<unsigned>(mode)], mode));
+    }
+    return {};
+}
+
+Result<> Oracle::sequence(uint64_t number, const std::vector<std::vector<const Form*>>& forms, Mode mode) {
+    constexpr uint64_t places = Arena::code_size / sequence_slot - 1;
+    if (++guest_cases_ > places)
+        VTRACE_TRY(fresh_guest());
+    Random random(options_.seed, number * 2 + (uint64_t{1} << 60));
+    uint64_t offset = number % places * sequence_slot + sequence_slot / 2 + random.below(16);
+    Sequence s = make_sequence(forms, mode, Arena::code + offset, background_, random, options_.verbose);
+    std::memcpy(Native::code() + offset, s.code.data(), s.code.size());
+    std::memcpy(guest_->code() + offset, s.code.data(), s.code.size());
+    std::memcpy(Native::data(), s.data.data(), Arena::writable);
+    Answer host = Native::run(s.in, mode);
+    Data host_data;
+    std::memcpy(host_data.data(), Native::data(), Arena::size);
+    std::memset(Native::code() + offset, 0xcc, s.code.size());
+    sequences_++;
+
+    Undefined undefined;
+    undefined.rflags |= host.vector == completed ? s.undefined_flags : Rflags::status;
+    undefined.fsw = s.undefined_fsw;
+    // Translated afresh; from the cache; and in slices that end anywhere.
+    for (uint64_t slice : {uint64_t{0}, uint64_t{0}, uint64_t{1 + random.below(9)}}) {
+        constexpr uint64_t enough = 10'000;
+        std::memcpy(guest_->data(), s.data.data(), Arena::writable);
+        Answer got;
+        std::string what;
+        auto run = guest_->run(s.in, mode, enough, got, slice);
+        if (run) {
+            what = differences(undefined, s.in, host, got);
+            what += memory_differences(s.data.data(), host_data.data(), guest_->data());
+        } else {
+            what = "    " + run.error().message + "\n";
+        }
+        if (what.empty())
+            continue;
+        failures_++;
+        if (++failed_sequences_ <= options_.max_sequences) {
+            fmt::print("FAIL {}-bit sequence{}\n", mode == Mode::bits64 ? 64 : 32,
+                       slice ? fmt::format(", slices of {}", slice) : "");
+            for (const std::string& line : s.listing)
+                fmt::print("        {}\n", line);
+            fmt::print("{}    again: native_oracle --seed {} --rounds 0 --cases 0 --first-sequence {} --sequences 1 "
+                       "--verbose\n",
+                       what, options_.seed, number);
+        }
+        if (!run)
+            return fresh_guest();
+        break;
+    }
+    return {};
+}
+
 void Oracle::report(uint64_t number, const Case& c, const std::string& what) {
     failures_++;
+    if (++reported_[c.instruction.mnemonic()] > options_.per_mnemonic)
+        return;
     std::string bytes;
     for (unsigned n = 0; n < c.instruction.info.length; n++)
         bytes += fmt::format("{:02x} ", c.instruction.bytes[n]);
     std::string again =
-        fmt::format("--seed {} --first {} --cases 1 --rounds {}", options_.seed, number, options_.rounds);
+        fmt::format("--seed {} --first {} --cases 1 --sequences 0 --rounds {}", options_.seed, number, options_.rounds);
     if (!options_.only.empty())
         again += " --only " + options_.only;
     fmt::print("FAIL {}-bit  {} {}\n{}", c.instruction.mode == Mode::bits64 ? 64 : 32, bytes, c.instruction.text(),
@@ -232,14 +310,14 @@ bool Oracle::summary() const {
         faulting[form.mnemonic] |= must_fault(form.mnemonic, form);
     for (const auto& [mnemonic, count] : counts_) {
         bool executed = count.completed || (faulting.at(mnemonic) && count.faulted);
-        if (options_.verbose || count.failed || (!executed && !options_.first))
+        if ((options_.verbose && total_ > 1) || count.failed || (!executed && !options_.first && options_.rounds))
             fmt::print("  {:<12} forms {:<5} completed {:<8} faulted {:<8} failed {}{}\n",
                        ZydisMnemonicGetString(mnemonic), count.forms, count.completed, count.faulted, count.failed,
                        executed ? "" : "   NEVER EXECUTED");
         complete &= executed;
     }
     fmt::print("coverage: {} of {} forms executed, {} mnemonics\n", forms_done, forms_.size(), counts_.size());
-    if (options_.first)
+    if (options_.first || !options_.rounds)
         return failures_ == 0;
     return failures_ == 0 && complete;
 }
@@ -259,9 +337,13 @@ int main(int argc, char** argv) {
     CLI::App app{"Executes random instructions on vtrace's processor and on the host's, and compares"};
     app.add_option("--seed", options.seed, "Seed of everything")->capture_default_str();
     app.add_option("--cases", options.cases, "Random cases after the systematic ones")->capture_default_str();
+    app.add_option("--sequences", options.sequences, "Random sequences")->capture_default_str();
+    app.add_option("--first-sequence", options.first_sequence, "Number of the first sequence");
     app.add_option("--first", options.first, "Number of the first case");
     app.add_option("--rounds", options.rounds, "Systematic passes over all forms")->capture_default_str();
     app.add_option("--max-failures", options.max_failures, "Stop after so many")->capture_default_str();
+    app.add_option("--per-mnemonic", options.per_mnemonic, "Print so many failures of each mnemonic")
+        ->capture_default_str();
     app.add_option("--only", options.only, "One mnemonic only");
     app.add_flag("--self", options.self, "Judge the host by itself: tests the test");
     app.add_flag("--skip-32", options.skip32, "No compatibility mode");

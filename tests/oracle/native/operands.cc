@@ -122,6 +122,8 @@ class Preparer {
         specials_before();
         if (!place_operands() || !patch_immediates() || !i_.decode())
             return false;
+        if (i_.mode == Mode::bits32) // an exception may push ESP only
+            in_.gpr[RSP] = static_cast<uint32_t>(in_.gpr[RSP]);
         if (!all_safe())
             return false;
         fill_memory();
@@ -205,6 +207,13 @@ class Preparer {
                 set_low(in_.gpr[RDX], r_.chance(70) ? sign : r_.below(50), bytes);
             }
         }
+        // How alignment is checked in 16 bytes and in blocks of several fields is the processor's own (SDM vol.
+        // 3, 6.15, #AC).
+        const ZydisDecodedOperand* memory = i_.visible_memory();
+        if ((memory && memory->size >= 128) || is({ZYDIS_MNEMONIC_MASKMOVDQU, ZYDIS_MNEMONIC_MASKMOVQ}))
+            in_.rflags &= ~Rflags::ac;
+        if (is({ZYDIS_MNEMONIC_FNSAVE, ZYDIS_MNEMONIC_FNSTENV, ZYDIS_MNEMONIC_FRSTOR, ZYDIS_MNEMONIC_FLDENV}))
+            in_.rflags &= ~Rflags::ac;
         if (is({ZYDIS_MNEMONIC_LEAVE, ZYDIS_MNEMONIC_ENTER}))
             fix(RBP, data_address(8));
     }
@@ -288,6 +297,9 @@ class Preparer {
     bool place(unsigned n) {
         const unsigned size = static_cast<unsigned>(operand_size(i_.operands[n]));
         uint64_t target = data_address(size);
+        // Which bytes of a masked store fault is the processor's own.
+        if (is({ZYDIS_MNEMONIC_MASKMOVDQU, ZYDIS_MNEMONIC_MASKMOVQ}))
+            target = Arena::data + r_.below(Arena::writable - 16);
         if (hidden_stack(i_.operands[n])) {
             if (!fixed(RSP))
                 fix(RSP, target + (i_.operands[n].actions & ZYDIS_OPERAND_ACTION_MASK_WRITE ? size : 0));

@@ -1,7 +1,7 @@
 #include "tests/oracle/native/scope.h"
 
+#include "vmm/soft/cpuid.h"
 #include <cpuid.h>
-#include <string>
 
 namespace vtrace::oracle {
 
@@ -15,7 +15,17 @@ bool Instruction::decode() {
     };
     static const Decoders decoders;
     const ZydisDecoder& decoder = mode == Mode::bits64 ? decoders.bits64 : decoders.bits32;
-    return ZYAN_SUCCESS(ZydisDecoderDecodeFull(&decoder, bytes.data(), bytes.size(), &info, operands));
+    if (!ZYAN_SUCCESS(ZydisDecoderDecodeFull(&decoder, bytes.data(), bytes.size(), &info, operands)))
+        return false;
+    // Zydis 4.0.0 takes R13D for the base where there is none: 32-bit address, REX.B, SIB without base.
+    for (unsigned i = 0; i < info.operand_count; i++)
+        if (operands[i].type == ZYDIS_OPERAND_TYPE_MEMORY && operands[i].mem.base == ZYDIS_REGISTER_R13D &&
+            info.raw.modrm.mod == 0 && info.raw.modrm.rm == 4 && info.raw.sib.base == 5) {
+            operands[i].mem.base = ZYDIS_REGISTER_NONE;
+            operands[i].mem.disp.has_displacement = true;
+            operands[i].mem.disp.value = info.raw.disp.value;
+        }
+    return true;
 }
 
 std::string Instruction::text() const {
@@ -78,6 +88,13 @@ bool in_set(ZydisISASet set) {
     default:
         return false;
     }
+}
+
+bool has_repeat_prefix(const ZydisDecodedInstruction& info) {
+    for (unsigned n = 0; n < info.raw.prefix_count; n++)
+        if (info.raw.prefixes[n].value == 0xf2 || info.raw.prefixes[n].value == 0xf3)
+            return true;
+    return false;
 }
 
 } // namespace
@@ -147,6 +164,18 @@ bool in_scope(const Instruction& instruction) {
     default:
         break;
     }
+    // REX.B with PAUSE: XCHG on some processors. PREFETCH of a register: NOP on Intel, #UD on AMD.
+    if ((info.mnemonic == ZYDIS_MNEMONIC_PAUSE && info.raw.rex.B) ||
+        (info.opcode_map == ZYDIS_OPCODE_MAP_0F && info.opcode == 0x0d && info.raw.modrm.mod == 3))
+        return false;
+    // A repeat prefix turns LOOPE and LOOPNE into one another on AMD. How much a push of a segment register writes with
+    // a 32-bit operand differs.
+    if ((info.mnemonic == ZYDIS_MNEMONIC_LOOPE || info.mnemonic == ZYDIS_MNEMONIC_LOOPNE) && has_repeat_prefix(info))
+        return false;
+    if (info.mnemonic == ZYDIS_MNEMONIC_PUSH && info.operand_width == 32 &&
+        ZydisRegisterGetClass(instruction.operands[0].reg.value) == ZYDIS_REGCLASS_SEGMENT &&
+        instruction.operands[0].type == ZYDIS_OPERAND_TYPE_REGISTER)
+        return false;
     // 66 before a near branch: ignored by Intel, a 16-bit target on AMD.
     if (info.meta.branch_type != ZYDIS_BRANCH_TYPE_NONE && instruction.has(ZYDIS_ATTRIB_HAS_OPERANDSIZE))
         return false;
@@ -161,18 +190,22 @@ bool in_scope(const Instruction& instruction) {
              operand.mem.segment == ZYDIS_REGISTER_CS))
             return false;
     }
-    return host_offers(instruction);
+    return both_offer(instruction);
 }
 
-bool host_offers(const Instruction& instruction) {
+bool both_offer(const Instruction& instruction) {
     static const unsigned c = [] {
         unsigned eax, ebx, ecx = 0, edx;
         __get_cpuid(1, &eax, &ebx, &ecx, &edx);
         return ecx;
     }();
+    static const bool movbe = [] {
+        auto model = CpuidModel::by_name(guest_model);
+        return model && model->has(Feature::movbe);
+    }();
     switch (instruction.info.meta.isa_set) {
     case ZYDIS_ISA_SET_MOVBE:
-        return c & bit_MOVBE;
+        return movbe && c & bit_MOVBE;
     case ZYDIS_ISA_SET_SSE42:
         return c & bit_SSE4_2;
     default:

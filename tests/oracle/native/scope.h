@@ -28,8 +28,11 @@ struct Instruction {
 /// True if both processors are to execute it and agree.
 bool in_scope(const Instruction& instruction);
 
-/// The host offers what the instruction needs beyond x86-64-v2's base (MOVBE).
-bool host_offers(const Instruction& instruction);
+/// The guest's processor.
+inline constexpr const char* guest_model = "x86-64-v2";
+
+/// The host and the guest's model offer what the instruction needs, where some don't.
+bool both_offer(const Instruction& instruction);
 
 /// x87 instructions that the manuals let processors compute differently in the last bits are out of scope;
 /// approximations that are in scope: RCPSS and the like, compared within the documented error.
