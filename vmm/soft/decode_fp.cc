@@ -479,6 +479,8 @@ bool decode_fp(const DecodeInput& input, Op& op, bool& ends_block) {
     default:
         break;
     }
+    if (is_arithmetic(instruction.mnemonic)) // CVTSD2SI and its like may have no SIMD register
+        return decode_simd(input, op);
     for (unsigned i = 0; i < instruction.operand_count; i++) {
         FpOperand kind = operand_kind(input.operands[i]);
         if (kind == FpOperand::xmm || kind == FpOperand::mmx)

@@ -46,8 +46,10 @@ const Op* run_x87(Cpu& cpu, const Op* op) {
         frame.rflags = cpu.flags.get() | Rflags::reserved1;
     form.stub(&frame);
     if constexpr (!std::is_same_v<Ea, EaNone>) {
-        if (form.memory_written && !store_suppressed(frame.image) &&
-            !fp_store(cpu, op, linear, frame.memory, form.memory_size))
+        // A store that an unmasked exception suppresses is checked all the same: #PF comes before the exception.
+        if (form.memory_written && !(store_suppressed(frame.image)
+                                         ? cpu.load_for_write_slow(op, linear, frame.memory, form.memory_size)
+                                         : fp_store(cpu, op, linear, frame.memory, form.memory_size)))
             return nullptr;
     }
     if (form.flags_written)

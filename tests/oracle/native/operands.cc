@@ -214,6 +214,10 @@ class Preparer {
             in_.rflags &= ~Rflags::ac;
         if (is({ZYDIS_MNEMONIC_FNSAVE, ZYDIS_MNEMONIC_FNSTENV, ZYDIS_MNEMONIC_FRSTOR, ZYDIS_MNEMONIC_FLDENV}))
             in_.rflags &= ~Rflags::ac;
+        if (is({ZYDIS_MNEMONIC_CVTPI2PS}) && memory) { // of MMX or not: of both minds, so nothing pending
+            in_.fpu.fxsave[Fxsave::fsw] = 0;
+            in_.fpu.fxsave[Fxsave::fsw + 1] &= 0x7f;
+        }
         if (is({ZYDIS_MNEMONIC_LEAVE, ZYDIS_MNEMONIC_ENTER}))
             fix(RBP, data_address(8));
     }

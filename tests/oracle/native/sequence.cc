@@ -21,6 +21,8 @@ bool suits(const Instruction& i) {
     }
     if (i.has(ZYDIS_ATTRIB_IS_PRIVILEGED) || is_approximate(i.mnemonic()))
         return false;
+    if (i.mnemonic() == ZYDIS_MNEMONIC_CVTPI2PS && i.visible_memory())
+        return false; // switches to MMX or not, by processor
     switch (i.mnemonic()) {
     // Addresses of their own, or faults for certain.
     case ZYDIS_MNEMONIC_XLAT:
