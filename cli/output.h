@@ -28,6 +28,8 @@ class Output {
     void print(fmt::format_string<Args...> format, Args&&... args) {
         write(fmt::format(format, std::forward<Args>(args)...));
     }
+    /// Hands on what is buffered.
+    void flush() { std::fflush(file_); }
     /// Nothing more will be read, or can be written.
     bool closed() const { return error_ != 0; }
     /// Flushes and, for a file, closes. Errors: what could not be written, and why.

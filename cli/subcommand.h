@@ -23,6 +23,7 @@ struct Subcommand {
 
 Action define_dump(CLI::App& app);
 Action define_info(CLI::App& app);
+Action define_record(CLI::App& app);
 Action define_report(CLI::App& app);
 
 } // namespace vtrace::cli

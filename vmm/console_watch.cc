@@ -8,6 +8,8 @@ void ConsoleWatch::feed(std::string_view bytes) {
             end_line();
         if (c != '\n' && c != '\r')
             line_ += c;
+        if (!found_ && !text_.empty() && line_.ends_with(text_))
+            found_ = true;
     }
 }
 

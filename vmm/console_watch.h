@@ -13,6 +13,10 @@ class ConsoleWatch {
     /// The line that announced it.
     const std::string& panic_line() const { return panic_line_; }
 
+    /// From now on found() waits for a text within one line; empty: for nothing.
+    void wait_for(std::string text) { text_ = std::move(text); }
+    bool found() const { return found_; }
+
     void feed(std::string_view bytes);
 
   private:
@@ -21,7 +25,8 @@ class ConsoleWatch {
 
     std::string line_;
     std::string panic_line_;
-    bool panicked_ = false;
+    std::string text_;
+    bool panicked_ = false, found_ = false;
 };
 
 } // namespace vtrace

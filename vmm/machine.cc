@@ -83,16 +83,16 @@ struct Machine::Processor {
 Machine::Machine(MachineConfig config, GuestMemory memory) : config_(std::move(config)), memory_(std::move(memory)) {}
 Machine::~Machine() = default;
 
-Result<std::unique_ptr<Machine>> Machine::create(MachineConfig config, std::vector<soft::Recording> recordings) {
+Result<std::unique_ptr<Machine>> Machine::create(MachineConfig config) {
     auto memory = GuestMemory::create(config.memory);
     if (!memory)
         return Unexpected(memory.error());
     std::unique_ptr<Machine> machine(new Machine(std::move(config), std::move(*memory)));
-    VTRACE_TRY(machine->build(std::move(recordings)));
+    VTRACE_TRY(machine->build());
     return machine;
 }
 
-Result<> Machine::build(std::vector<soft::Recording> recordings) {
+Result<> Machine::build() {
     ChipsetConfig chipset;
     chipset.vcpus = config_.vcpus;
     chipset.rtc_start = config_.rtc_start;
@@ -117,8 +117,7 @@ Result<> Machine::build(std::vector<soft::Recording> recordings) {
     for (unsigned index = 0; index < config_.vcpus; ++index) {
         auto processor = std::make_unique<Processor>();
         processor->pins = std::make_unique<Pins>(*this, index);
-        processor->vcpu = std::make_unique<soft::SoftVcpu>(memory_, *processor->pins, clock_, config_.cpuid,
-                                                           index < recordings.size() ? recordings[index] : soft::Recording{});
+        processor->vcpu = std::make_unique<soft::SoftVcpu>(memory_, *processor->pins, clock_, config_.cpuid);
         processor->pins->connect(*processor->vcpu);
         CpuState state = index == 0 ? guest_.state : CpuState{};
         if (index != 0)
@@ -126,7 +125,19 @@ Result<> Machine::build(std::vector<soft::Recording> recordings) {
         processor->vcpu->set_state(state);
         processors_.push_back(std::move(processor));
     }
+    watch_.wait_for(config_.input_after);
+    if (config_.input_after.empty())
+        type_input();
     return {};
+}
+
+void Machine::record(const std::vector<soft::Recording>& recordings) {
+    for (unsigned index = 0; index < processors_.size(); ++index)
+        processors_[index]->vcpu->record(recordings[index]);
+}
+
+void Machine::type_input() {
+    chipset_->serial().receive(std::exchange(config_.input, {}));
 }
 
 Vcpu& Machine::vcpu(unsigned index) { return *processors_[index]->vcpu; }
@@ -148,6 +159,8 @@ void Machine::on_console(std::string_view bytes) {
     watch_.feed(bytes);
     if (watch_.panicked() && panic_deadline_ == never)
         panic_deadline_ = clock_.now() + panic_grace;
+    if (watch_.found())
+        type_input();
     if (config_.console)
         config_.console(bytes);
 }

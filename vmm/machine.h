@@ -32,7 +32,9 @@ struct MachineConfig {
     CpuidModel cpuid;
     BootOptions boot;
     int64_t rtc_start = default_rtc_start;
-    std::function<void(std::string_view)> console; // what the guest writes to COM1; may be empty
+    std::function<void(std::string_view)> console = {}; // what the guest writes to COM1; may be empty
+    std::string input = {};       // what it reads there ...
+    std::string input_after = {}; // ... once this text has stood on the console; empty: from the start
 };
 
 /// How a run ended.
@@ -73,12 +75,14 @@ class Machine {
     /// A processor that neither allows interrupts nor touches a device for so long will not do so any more.
     static constexpr VirtualTime no_progress = 5'000'000'000;
 
-    /// Builds the machine and loads the guest. `recordings`: one a vCPU, or empty. Errors: of the memory, the boot files,
-    /// or the number of vCPUs.
-    static Result<std::unique_ptr<Machine>> create(MachineConfig config, std::vector<soft::Recording> recordings = {});
+    /// Builds the machine and loads the guest. Errors: of the memory, the boot files, or the number of vCPUs.
+    static Result<std::unique_ptr<Machine>> create(MachineConfig config);
     ~Machine();
     Machine(const Machine&) = delete;
     Machine& operator=(const Machine&) = delete;
+
+    /// From now on records go there; one a vCPU. Before run() only.
+    void record(const std::vector<soft::Recording>& recordings);
 
     /// Runs until something ends it. `progress`, if given, is called about every 10 ms of host time's worth of guest work
     /// (each million instructions); it may call request_stop().
@@ -102,11 +106,12 @@ class Machine {
     struct Processor;
 
     Machine(MachineConfig config, GuestMemory memory);
-    Result<> build(std::vector<soft::Recording> recordings);
+    Result<> build();
     void on_event(const MachineEvent& event);
     void on_console(std::string_view bytes);
     void on_init(unsigned vcpu);
     void on_startup(unsigned vcpu, uint8_t vector);
+    void type_input();
     bool finish_if_due(RunResult& result);
     VirtualTime next_stop(const RunLimits& limits) const;
     bool run_turn(Processor& processor, const RunLimits& limits, RunResult& result);

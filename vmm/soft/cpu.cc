@@ -16,11 +16,10 @@ ds::BtsCursor& scratch_cursor() {
 
 } // namespace
 
-Cpu::Cpu(GuestMemory& guest_memory, CpuPins& cpu_pins, Clock& machine_clock, const CpuidModel& model,
-         const Recording& where)
-    : memory(guest_memory), pins(cpu_pins), clock(machine_clock), recording(where), cpuid(model) {
+Cpu::Cpu(GuestMemory& guest_memory, CpuPins& cpu_pins, Clock& machine_clock, const CpuidModel& model)
+    : memory(guest_memory), pins(cpu_pins), clock(machine_clock), cpuid(model) {
     gpr[two_gib_register] = 1ull << 31;
-    bts = recording.store ? &recording.store->cursor() : &scratch_cursor();
+    bts = &scratch_cursor();
     flush_tlb();
     set_state(CpuState{});
 }

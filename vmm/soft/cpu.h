@@ -167,7 +167,7 @@ struct Cpu {
     JumpTable jump_tables[jump_kinds];
     unsigned other_jumps_are = ~0u; // CPL and mode that the table JumpKind::other was filled under
 
-    Cpu(GuestMemory& memory, CpuPins& pins, Clock& clock, const CpuidModel& cpuid, const Recording& recording = {});
+    Cpu(GuestMemory& memory, CpuPins& pins, Clock& clock, const CpuidModel& cpuid);
 
     // --- registers ---------------------------------------------------------------------------------------------------
     template <class T>

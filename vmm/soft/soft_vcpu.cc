@@ -19,11 +19,14 @@ struct SoftVcpu::SingleBlock {
     Block* block() { return reinterpret_cast<Block*>(storage); }
 };
 
-SoftVcpu::SoftVcpu(GuestMemory& memory, CpuPins& pins, Clock& clock, const CpuidModel& cpuid,
-                   const Recording& recording)
-    : cpu_(std::make_unique<Cpu>(memory, pins, clock, cpuid, recording)), blocks_(memory),
-      single_(std::make_unique<SingleBlock>()) {
+SoftVcpu::SoftVcpu(GuestMemory& memory, CpuPins& pins, Clock& clock, const CpuidModel& cpuid)
+    : cpu_(std::make_unique<Cpu>(memory, pins, clock, cpuid)), blocks_(memory), single_(std::make_unique<SingleBlock>()) {
     cpu_->blocks = &blocks_;
+}
+
+void SoftVcpu::record(const Recording& recording) {
+    cpu_->recording = recording;
+    cpu_->bts = &recording.store->cursor();
     cpu_->update_recording();
 }
 

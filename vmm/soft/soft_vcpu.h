@@ -12,8 +12,7 @@ namespace vtrace::soft {
 class SoftVcpu final : public Vcpu {
   public:
     /// All that is handed over is borrowed and must outlive it.
-    SoftVcpu(GuestMemory& memory, CpuPins& pins, Clock& clock, const CpuidModel& cpuid,
-             const Recording& recording = {});
+    SoftVcpu(GuestMemory& memory, CpuPins& pins, Clock& clock, const CpuidModel& cpuid);
     ~SoftVcpu() override;
 
     CpuState state() const override;
@@ -22,6 +21,8 @@ class SoftVcpu final : public Vcpu {
     void request_stop() override { cpu_->stop_requested.store(true, std::memory_order_relaxed); }
     std::optional<Gpa> translate(Gva address) const override;
 
+    /// From now on records go there. Before the first run() only.
+    void record(const Recording& recording);
     /// RFLAGS.IF: a halted processor could be woken.
     bool interrupts_allowed() const { return cpu_->system_flags & Rflags::if_; }
     uint64_t tsc_offset() const { return cpu_->tsc_offset; }

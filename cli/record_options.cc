@@ -1,0 +1,142 @@
+#include "cli/record_options.h"
+
+#include <filesystem>
+
+namespace vtrace::cli {
+namespace {
+
+constexpr unsigned max_vcpus = 64; // streams of a trace
+
+std::string base_name(const std::string& path) { return std::filesystem::path(path).filename().string(); }
+
+/// "200M", "5G", "1000": decimal units, as instructions and nanoseconds are counted.
+CLI::AsNumberWithUnit decimal_count() {
+    return CLI::AsNumberWithUnit(std::map<std::string, uint64_t>{{"k", 1'000}, {"m", 1'000'000}, {"g", 1'000'000'000},
+                                                                 {"t", 1'000'000'000'000}},
+                                 CLI::AsNumberWithUnit::CASE_INSENSITIVE, "COUNT");
+}
+
+} // namespace
+
+void add_record_options(CLI::App& app, RecordOptions& o) {
+    const char* guest = "The guest";
+    app.add_option("-k,--kernel", o.boot.kernel_path,
+                   "bzImage, vmlinux, PVH or Multiboot 1 ELF; what it is, its content tells")
+        ->required()
+        ->type_name("FILE")
+        ->group(guest);
+    app.add_option("-i,--initrd", o.boot.initrd_path, "Initial RAM disk")->type_name("FILE")->group(guest);
+    app.add_option("-a,--append", o.boot.command_line, "Kernel command line")->type_name("TEXT")->group(guest);
+    app.add_option("--module", o.boot.modules, "Multiboot or PVH module, with its arguments; may be repeated")
+        ->type_name("\"FILE [ARGUMENTS]\"")
+        ->group(guest);
+    app.add_flag("--as-shipped", o.boot.as_shipped,
+                 "Enter the bzImage itself: the kernel decompresses itself and applies its KASLR")
+        ->group(guest);
+    app.add_option("--protocol", o.protocol, "How to enter the kernel")
+        ->check(CLI::IsMember({"auto", "linux64", "pvh", "multiboot"}))
+        ->capture_default_str()
+        ->group(guest);
+    auto* flat = app.add_option("--flat", o.flat_mode, "The kernel is a flat binary, started in 16-, 32- or 64-bit mode")
+                     ->check(CLI::IsMember({"16", "32", "64"}))
+                     ->type_name("BITS")
+                     ->group(guest);
+    app.add_option("--flat-load", o.flat_load_address, "Where it goes (default 0x7c00 in 16-bit mode, else 0x100000)")
+        ->type_name("ADDRESS")
+        ->needs(flat)
+        ->group(guest);
+    app.add_option("--flat-entry", o.flat_entry, "Where it starts (default: where it was loaded)")
+        ->type_name("ADDRESS")
+        ->needs(flat)
+        ->group(guest);
+
+    const char* machine = "The machine";
+    app.add_option("-m,--memory", o.memory, "Guest memory; units K, M, G are powers of 1024")
+        ->transform(CLI::AsSizeValue(false))
+        ->type_name("SIZE")
+        ->default_str("512M")
+        ->group(machine);
+    app.add_option("--cpus", o.vcpus, "Virtual CPUs; they take turns")
+        ->check(CLI::Range(1u, max_vcpus))
+        ->capture_default_str()
+        ->group(machine);
+    app.add_option("--cpu", o.cpu, "Processor model")
+        ->check(CLI::IsMember(CpuidModel::names()))
+        ->capture_default_str()
+        ->group(machine);
+    app.add_option("--console", o.console, "Where the guest's serial console goes: a file, '-' (standard output), 'none'")
+        ->type_name("FILE")
+        ->capture_default_str()
+        ->group(machine);
+    app.add_option("--input", o.input, "What is typed at the guest's serial console: the contents of a file")
+        ->type_name("FILE")
+        ->group(machine);
+    app.add_option("--input-after", o.input_after, "Type it once the console shows this text (default: at once)")
+        ->type_name("TEXT")
+        ->needs("--input")
+        ->group(machine);
+
+    const char* trace = "The trace";
+    app.add_option("-o,--output", o.output, "Trace file")->type_name("FILE")->capture_default_str()->group(trace);
+    auto* kernel_only = app.add_flag("--kernel-only", o.kernel_only, "Only branches to CPL 0")->group(trace);
+    app.add_flag("--user-only", o.user_only, "Only branches to user mode")->excludes(kernel_only)->group(trace);
+    app.add_option("-l,--limit", o.limits.instructions,
+                   "End after so many instructions; units k, M, G, T are powers of 1000")
+        ->transform(decimal_count())
+        ->type_name("COUNT")
+        ->group(trace);
+    app.add_option("--limit-time", o.limits.time, "End after so many nanoseconds of guest time; units as for --limit")
+        ->transform(decimal_count())
+        ->type_name("NS")
+        ->group(trace);
+    app.add_flag("-q,--quiet", o.quiet, "No progress line and no summary")->group(trace);
+    app.footer("Exit status: 0 power-off, 1 error, 2 usage, 10 panic, 11 triple fault, 12 hang, 13 limit, 14 interrupted,\n"
+               "15 reset, 16 unsupported, 64 and above: the guest's exit code (port 0xf4) plus 64.");
+}
+
+Result<MachineConfig> machine_config(const RecordOptions& o) {
+    auto cpuid = CpuidModel::by_name(o.cpu);
+    if (!cpuid)
+        return Unexpected(cpuid.error());
+    MachineConfig config{.memory = o.memory, .vcpus = o.vcpus, .cpuid = *cpuid, .boot = o.boot};
+    if (o.protocol == "linux64")
+        config.boot.protocol = BootProtocol::linux64;
+    else if (o.protocol == "pvh")
+        config.boot.protocol = BootProtocol::pvh;
+    else if (o.protocol == "multiboot")
+        config.boot.protocol = BootProtocol::multiboot;
+    if (!o.flat_mode.empty()) {
+        FlatOptions flat;
+        flat.mode = o.flat_mode == "16"   ? FlatOptions::Mode::real16
+                    : o.flat_mode == "32" ? FlatOptions::Mode::protected32
+                                          : FlatOptions::Mode::long64;
+        if (o.flat_load_given)
+            flat.load_address = o.flat_load_address;
+        if (o.flat_entry_given)
+            flat.entry = o.flat_entry;
+        config.boot.flat = flat;
+    }
+    return config;
+}
+
+nlohmann::json trace_config(const RecordOptions& o) {
+    nlohmann::json modules = nlohmann::json::array();
+    for (const std::string& module : o.boot.modules)
+        modules.push_back(base_name(module));
+    return {
+        {"vtrace", VTRACE_VERSION},
+        {"machine",
+         {{"memory", o.memory}, {"vcpus", o.vcpus}, {"cpu", o.cpu}, {"engine", "soft"}, {"tsc_hz", tsc_hz}}},
+        {"boot",
+         {{"kernel", base_name(o.boot.kernel_path)},
+          {"initrd", base_name(o.boot.initrd_path)},
+          {"modules", modules},
+          {"command_line", o.boot.command_line},
+          {"as_shipped", o.boot.as_shipped},
+          {"protocol", o.protocol},
+          {"flat", o.flat_mode}}},
+        {"recording", {{"kernel_only", o.kernel_only}, {"user_only", o.user_only}}},
+    };
+}
+
+} // namespace vtrace::cli
