@@ -97,6 +97,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--engine", required=True, choices=["vtrace", "tcg", "kvm"])
     parser.add_argument("--vtrace")
+    parser.add_argument("--cpu", default="x86-64-v2", help="vtrace: the model; guests need NX")
     parser.add_argument("--probe", help="kvm: a guest that runs wherever KVM really works")
     parser.add_argument("--known", required=True)
     parser.add_argument("guest")
@@ -107,7 +108,7 @@ def main():
         skip(f"no {QEMU}: apt-get install qemu-system-x86")
     with tempfile.TemporaryDirectory() as scratch:
         if options.engine == "vtrace":
-            command = [options.vtrace, "record", "--kernel", options.guest, "--memory", "64M",
+            command = [options.vtrace, "record", "--kernel", options.guest, "--memory", "64M", "--cpu", options.cpu,
                        "--output", os.path.join(scratch, "guest.vtr")]
         elif options.engine == "tcg":
             command = qemu("tcg", "max,vendor=GenuineIntel", options.guest)

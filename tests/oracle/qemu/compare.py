@@ -176,7 +176,8 @@ def main():
         ours_path = options.records
         if not ours_path:
             trace, ours_path = os.path.join(scratch, "guest.vtr"), os.path.join(scratch, "vtrace.bts")
-            status, output = run([options.vtrace, "record", "--kernel", options.guest, "--memory", "64M", "--output", trace])
+            status, output = run([options.vtrace, "record", "--kernel", options.guest, "--memory", "64M", "--cpu", "x86-64-v2",
+                                  "--output", trace])
             if status != VTRACE_GUEST_EXIT:
                 print(f"FAIL: vtrace record ended with {status}\n{output}")
                 return 1
