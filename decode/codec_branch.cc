@@ -63,13 +63,15 @@ BranchPredictor::BranchPredictor()
         throw std::bad_alloc(); // as any container would
 }
 
+void BranchPredictor::reset() {
+    std::fill_n(followers_.get(), size_t{1} << follower_bits, Followers{});
+    std::fill_n(targets_.get(), size_t{1} << target_bits, 0);
+}
+
 void BranchPredictor::reset(std::span<const ds::BtsRecord> seen) {
     constexpr size_t few = size_t{1} << (follower_bits - 3);
-    if (seen.empty() || seen.size() > few) {
-        std::fill_n(followers_.get(), size_t{1} << follower_bits, Followers{});
-        std::fill_n(targets_.get(), size_t{1} << target_bits, 0);
-        return;
-    }
+    if (seen.size() > few)
+        return reset();
     followers(follower_index(0, 0)) = {};
     for (const auto& record : seen) {
         followers(follower_index(record.from, record.to)) = {};
@@ -231,6 +233,14 @@ void BranchDecoder::decode_branches(ds::BtsRecord* out, size_t count) {
 Result<> BranchDecoder::decode(std::span<const uint8_t> payload, uint32_t records, uint32_t branches,
                                std::vector<ds::BtsRecord>& out) {
     out.clear();
+    auto result = decode_streams(payload, records, branches, out);
+    // What was decoded, also before an error, is in `out`; its events do no harm here.
+    predictor_.reset(out);
+    return result;
+}
+
+Result<> BranchDecoder::decode_streams(std::span<const uint8_t> payload, uint32_t records, uint32_t branches,
+                                       std::vector<ds::BtsRecord>& out) {
     if (records > max_chunk_records || branches > records)
         return fail("impossible record counts ({} records, {} branches)", records, branches);
     ByteReader in(payload);
@@ -241,9 +251,6 @@ Result<> BranchDecoder::decode(std::span<const uint8_t> payload, uint32_t record
     ByteReader notes(in.bytes(header.note_bytes));
     if (in.failed() || in.left() != 0)
         return fail("its stream sizes do not add up to its size");
-    if (!fresh_)
-        predictor_.reset();
-    fresh_ = false;
     previous_from_ = previous_to_ = run_ = 0;
     in_run_ = false;
     usual_flags_ = header.usual_flags;
@@ -302,8 +309,6 @@ Result<> BranchDecoder::decode(std::span<const uint8_t> payload, uint32_t record
         return fail("a stream ends early");
     if (runs_.left() != 0 || froms_.left() != 0 || tos_.left() != 0 || (in_run_ && run_ != 0))
         return fail("a stream goes on after the last record");
-    predictor_.reset(out); // events in it do no harm
-    fresh_ = true;
     return {};
 }
 

@@ -35,9 +35,10 @@ class BranchPredictor {
     static constexpr unsigned target_bits = 17;
 
     BranchPredictor();
-    /// Forgets everything. `seen`: the branches since the last reset, where the caller has them: a few are forgotten
-    /// one by one.
-    void reset(std::span<const ds::BtsRecord> seen = {});
+    /// Forgets everything. `seen` holds at least the branches that it was told since the last reset: a few are
+    /// forgotten one by one.
+    void reset(std::span<const ds::BtsRecord> seen);
+    void reset();
 
     static size_t follower_index(uint64_t from, uint64_t to) {
         return (from * 0x9e3779b97f4a7c15 ^ to * 0xc2b2ae3d27d4eb4f) >> (64 - follower_bits);
@@ -89,6 +90,8 @@ class BranchDecoder {
                     std::vector<ds::BtsRecord>& out);
 
   private:
+    Result<> decode_streams(std::span<const uint8_t> payload, uint32_t records, uint32_t branches,
+                            std::vector<ds::BtsRecord>& out);
     void decode_branches(ds::BtsRecord* out, size_t count);
 
     BranchPredictor predictor_;
@@ -96,7 +99,6 @@ class BranchDecoder {
     uint64_t previous_from_ = 0, previous_to_ = 0;
     uint64_t run_ = 0;
     uint64_t usual_flags_ = 0;
-    bool fresh_ = true;    // the predictor has seen nothing
     bool in_run_ = false;  // run_ and spelled_ are of the run at hand
     bool spelled_ = false; // what ends it: a branch spelled out, or the second guess
 };
