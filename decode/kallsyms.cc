@@ -16,7 +16,7 @@ constexpr size_t max_name = 512;             // KSYM_NAME_LEN, type character an
 constexpr size_t max_encoded_name = 2 + 512; // length bytes, and at least one byte of output for each byte of input
 constexpr uint32_t max_symbols = 1u << 20;
 constexpr size_t max_name_bytes = 64u << 20;
-constexpr uint64_t max_work = 1ull << 31; // bytes looked at beside the one pass: about a second
+constexpr uint64_t max_work = 1ull << 29; // bytes looked at beside the one pass: about a second
 constexpr uint64_t lowest_kernel_address = 0xffff'8000'0000'0000;
 
 constexpr size_t align8(size_t value) {
