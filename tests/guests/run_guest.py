@@ -108,7 +108,7 @@ def main():
         skip(f"no {QEMU}: apt-get install qemu-system-x86")
     with tempfile.TemporaryDirectory() as scratch:
         if options.engine == "vtrace":
-            command = [options.vtrace, "record", "--kernel", options.guest, "--memory", "64M", "--cpu", options.cpu,
+            command = [options.vtrace, "record", "--kernel", options.guest, "--memory", "64M", "--cpu", options.cpu, "--console", "-",
                        "--output", os.path.join(scratch, "guest.vtr")]
         elif options.engine == "tcg":
             command = qemu("tcg", "max,vendor=GenuineIntel", options.guest)
