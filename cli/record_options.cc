@@ -135,7 +135,7 @@ nlohmann::json trace_config(const RecordOptions& o) {
           {"as_shipped", o.boot.as_shipped},
           {"protocol", o.protocol},
           {"flat", o.flat_mode}}},
-        {"recording", {{"kernel_only", o.kernel_only}, {"user_only", o.user_only}}},
+        {"filter", o.kernel_only ? "kernel" : o.user_only ? "user" : "all"},
     };
 }
 

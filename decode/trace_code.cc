@@ -1,5 +1,7 @@
 #include "decode/trace_code.h"
 
+#include "decode/code_lines.h"
+
 #include <algorithm>
 #include <cstring>
 
@@ -79,15 +81,25 @@ const CodeIndex::Mapped* CodeIndex::mapping(unsigned vcpu, uint64_t position, ui
     return nullptr;
 }
 
-const CodeIndex::Version* CodeIndex::version(unsigned vcpu, uint64_t position, uint64_t others, uint64_t gpa) const {
-    const auto found = pages_.find(gpa);
+/// Bytes of one line from `gpa` on: from the newest version in force that has the line. False: none has.
+bool CodeIndex::line_at(unsigned vcpu, uint64_t position, uint64_t others, uint64_t gpa, std::span<uint8_t> out) {
+    const auto found = pages_.find(gpa & page_mask);
     if (found == pages_.end())
-        return nullptr;
+        return false;
+    const size_t at = gpa & ~page_mask;
     for (auto it = found->second.rbegin(); it != found->second.rend(); ++it) {
-        if (in_force(it->place, vcpu, position, others))
-            return &*it;
+        if (!in_force(it->place, vcpu, position, others))
+            continue;
+        const auto pages = load(it->chunk);
+        if (!pages)
+            return false;
+        const uint8_t* page = pages->bytes.data() + it->in_chunk * code_page_bytes;
+        if (CodeLines::is_empty(page + at / CodeLines::line_bytes * CodeLines::line_bytes))
+            continue;
+        std::memcpy(out.data(), page + at, out.size());
+        return true;
     }
-    return nullptr;
+    return false;
 }
 
 std::shared_ptr<const DecodedCodePages> CodeIndex::load(size_t chunk) {
@@ -116,13 +128,10 @@ size_t CodeIndex::code_at(unsigned vcpu, uint64_t position, uint64_t cr3, uint64
     while (done < buffer.size()) {
         const uint64_t address = gva + done;
         const Mapped* mapped = mapping(vcpu, position, others, cr3, address & page_mask);
-        const Version* page = mapped ? version(vcpu, position, others, mapped->gpa) : nullptr;
-        const auto pages = page ? load(page->chunk) : nullptr;
-        if (!pages)
+        const size_t count =
+            std::min<size_t>(buffer.size() - done, CodeLines::line_bytes - address % CodeLines::line_bytes);
+        if (!mapped || !line_at(vcpu, position, others, mapped->gpa | (address & ~page_mask), buffer.subspan(done, count)))
             break;
-        const size_t at = address & ~page_mask;
-        const size_t count = std::min<size_t>(buffer.size() - done, code_page_bytes - at);
-        std::memcpy(buffer.data() + done, pages->bytes.data() + page->in_chunk * code_page_bytes + at, count);
         done += count;
     }
     return done;

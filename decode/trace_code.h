@@ -50,7 +50,7 @@ class CodeIndex {
 
     uint64_t others_before(unsigned vcpu, uint64_t position) const;
     const Mapped* mapping(unsigned vcpu, uint64_t position, uint64_t others, uint64_t cr3, uint64_t page) const;
-    const Version* version(unsigned vcpu, uint64_t position, uint64_t others, uint64_t gpa) const;
+    bool line_at(unsigned vcpu, uint64_t position, uint64_t others, uint64_t gpa, std::span<uint8_t> out);
     std::shared_ptr<const DecodedCodePages> load(size_t chunk);
 
     Loader loader_;

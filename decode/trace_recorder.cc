@@ -70,9 +70,9 @@ bool TraceRecorder::tell(Told item, uint64_t bytes) {
 }
 
 bool TraceRecorder::code_page(unsigned vcpu, uint64_t position, uint64_t gpa, std::span<const uint8_t, 4096> bytes) {
-    ToldPage page{vcpu, position, gpa, std::make_unique_for_overwrite<uint8_t[]>(bytes.size())};
-    std::memcpy(page.bytes.get(), bytes.data(), bytes.size());
-    return tell(std::move(page), item_bytes + bytes.size());
+    CodeLines lines(bytes);
+    const uint64_t size = item_bytes + lines.bytes.size();
+    return tell(ToldPage{vcpu, position, gpa, std::move(lines)}, size);
 }
 
 bool TraceRecorder::code_mapping(unsigned vcpu, uint64_t position, uint64_t cr3, uint64_t gva, uint64_t gpa,
@@ -90,10 +90,9 @@ void TraceRecorder::take_told() {
         const std::lock_guard lock(mutex_);
         taken.swap(told_);
     }
-    for (const auto& item : taken) {
-        if (const auto* page = std::get_if<ToldPage>(&item))
-            writer_.code_page(page->vcpu, page->position, page->gpa,
-                              std::span<const uint8_t, 4096>(page->bytes.get(), 4096));
+    for (auto& item : taken) {
+        if (auto* page = std::get_if<ToldPage>(&item))
+            writer_.code_lines(page->vcpu, page->position, page->gpa, std::move(page->lines));
         else if (const auto* mapping = std::get_if<ToldMapping>(&item))
             writer_.code_mapping(mapping->vcpu, mapping->position, mapping->cr3, mapping->gva, mapping->gpa,
                                  mapping->global);

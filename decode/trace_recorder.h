@@ -61,7 +61,7 @@ class TraceRecorder {
     struct ToldPage {
         unsigned vcpu;
         uint64_t position, gpa;
-        std::unique_ptr<uint8_t[]> bytes;
+        CodeLines lines;
     };
     struct ToldMapping {
         unsigned vcpu;

@@ -6,6 +6,7 @@
 #include <deque>
 #include <optional>
 #include <utility>
+#include <unordered_map>
 #include <variant>
 
 #include <nlohmann/json.hpp>
@@ -27,13 +28,13 @@ constexpr size_t max_console_piece = 1u << 20;
 
 struct HeldPage {
     CodePage page;
-    std::unique_ptr<std::array<uint8_t, code_page_bytes>> bytes;
+    CodeLines lines;
 };
 using Held = std::variant<HeldPage, CodeMapping, ConsolePiece>;
 
 uint64_t held_size(const Held& held) {
-    if (std::holds_alternative<HeldPage>(held))
-        return sizeof(Held) + code_page_bytes;
+    if (const auto* page = std::get_if<HeldPage>(&held))
+        return sizeof(Held) + page->lines.bytes.size();
     if (const auto* piece = std::get_if<ConsolePiece>(&held))
         return sizeof(Held) + piece->bytes.size();
     return sizeof(Held);
@@ -222,6 +223,7 @@ Result<> TraceWriter::State::write_waiting(bool all) {
 Result<> TraceWriter::State::write_held(size_t count) {
     std::vector<CodePage> pages;
     std::vector<uint8_t> page_bytes;
+    std::unordered_map<uint64_t, size_t> last_version; // gpa -> index into pages
     std::vector<CodeMapping> mappings;
     std::vector<ConsolePiece> pieces;
     uint64_t piece_bytes = 0;
@@ -240,7 +242,21 @@ Result<> TraceWriter::State::write_held(size_t count) {
         auto result = put(ChunkType::code_pages, pages.size(), encode_code_pages(pages, page_bytes));
         pages.clear();
         page_bytes.clear();
+        last_version.clear();
         return result;
+    };
+    // Lines that join a version of their page in this chunk without contradiction go into it: it then says some of them
+    // earlier than they ran, and nobody asks for them there.
+    const auto add_page = [&](const HeldPage& held_page) {
+        const auto [known, fresh] = last_version.try_emplace(held_page.page.gpa, pages.size());
+        if (!fresh && held_page.lines.join(
+                          std::span<uint8_t, code_page_bytes>(&page_bytes[known->second * code_page_bytes], code_page_bytes)))
+            return;
+        known->second = pages.size();
+        pages.push_back(held_page.page);
+        page_bytes.resize(page_bytes.size() + code_page_bytes);
+        held_page.lines.join(
+            std::span<uint8_t, code_page_bytes>(&page_bytes[known->second * code_page_bytes], code_page_bytes));
     };
     const auto put_mappings = [&]() -> Result<> {
         if (mappings.empty())
@@ -263,8 +279,7 @@ Result<> TraceWriter::State::write_held(size_t count) {
         held.pop_front();
         held_bytes -= held_size(item);
         if (auto* page = std::get_if<HeldPage>(&item)) {
-            pages.push_back(page->page);
-            page_bytes.insert(page_bytes.end(), page->bytes->begin(), page->bytes->end());
+            add_page(*page);
             if (page_bytes.size() >= soft_chunk_bytes)
                 VTRACE_TRY(put_pages());
         } else if (auto* mapping = std::get_if<CodeMapping>(&item)) {
@@ -327,14 +342,12 @@ Result<> TraceWriter::add_records(unsigned vcpu, std::span<const ds::BtsRecord> 
     return state_->add(vcpu, records);
 }
 
-bool TraceWriter::code_page(unsigned vcpu, uint64_t position, uint64_t gpa, std::span<const uint8_t, 4096> bytes) {
+bool TraceWriter::code_lines(unsigned vcpu, uint64_t position, uint64_t gpa, CodeLines lines) {
     assert(vcpu < state_->streams.size());
     if (state_->error)
         return false;
-    HeldPage item{.page = {.place = {state_->next_order++, vcpu, position}, .gpa = gpa & ~(code_page_bytes - 1)},
-                  .bytes = std::make_unique<std::array<uint8_t, code_page_bytes>>()};
-    std::memcpy(item.bytes->data(), bytes.data(), code_page_bytes);
-    state_->hold(std::move(item));
+    state_->hold(HeldPage{.page = {.place = {state_->next_order++, vcpu, position}, .gpa = gpa & ~(code_page_bytes - 1)},
+                          .lines = std::move(lines)});
     return state_->cut_if_due(vcpu, position);
 }
 

@@ -14,6 +14,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include "decode/code_lines.h"
 #include "decode/trace_format.h"
 #include "ds/bts.h"
 #include "ds/result.h"
@@ -48,7 +49,10 @@ class TraceWriter {
     /// As TraceSink's calls, which see. Must come before the record at `position` is added. Held back until the branch
     /// chunk that reaches `position` is written.
     /// True: much is held back now; drain the vCPU's area soon, so that the chunk can be closed.
-    bool code_page(unsigned vcpu, uint64_t position, uint64_t gpa, std::span<const uint8_t, 4096> bytes);
+    bool code_page(unsigned vcpu, uint64_t position, uint64_t gpa, std::span<const uint8_t, 4096> bytes) {
+        return code_lines(vcpu, position, gpa, CodeLines(bytes));
+    }
+    bool code_lines(unsigned vcpu, uint64_t position, uint64_t gpa, CodeLines lines);
     bool code_mapping(unsigned vcpu, uint64_t position, uint64_t cr3, uint64_t gva, uint64_t gpa, bool global);
     void console(uint64_t time, std::string_view bytes);
 

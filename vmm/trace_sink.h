@@ -17,7 +17,8 @@ class TraceSink {
     virtual ~TraceSink() = default;
 
     /// Bytes of a page of guest-physical memory, when code on it is about to run for the first time, or for the first time
-    /// since these bytes changed. Valid until the next code_page() for the same gpa.
+    /// since these bytes changed: only the 64-byte lines that do are told, all others are zeros. What was told of those
+    /// before still holds.
     virtual void code_page(unsigned vcpu, uint64_t position, Gpa gpa, std::span<const uint8_t, page_size> bytes) = 0;
     /// Code is fetched from linear page `gva` (page-aligned) through physical page `gpa`, under the address space `cr3`
     /// (page-table address without PCID and flag bits). `global`: a supervisor page, the same under any cr3.

@@ -147,16 +147,26 @@ void BlockCache::log_code(Cpu& cpu, Gpa gpa, unsigned length) {
     if (!cpu.recording.sink)
         return;
     auto& logged = logged_pages_[memory_.page_index(gpa)];
-    const uint8_t* now = memory_.at(gpa & ~page_mask, page_size);
-    const unsigned offset = gpa & page_mask;
-    if (logged && std::memcmp(logged.get() + offset, now + offset, length) == 0)
-        return;
     if (!logged)
         logged = std::make_unique<uint8_t[]>(page_size);
-    std::memcpy(logged.get(), now, page_size);
+    const uint8_t* now = memory_.at(gpa & ~page_mask, page_size);
+    const unsigned begin = gpa & page_mask, end = begin + length;
+    uint8_t news[page_size];
+    bool any = false;
+    for (unsigned line = begin / line_size * line_size; line < end; line += line_size) {
+        const unsigned from = std::max(line, begin), to = std::min(line + line_size, end);
+        if (std::memcmp(&logged[from], now + from, to - from) == 0)
+            continue;
+        if (!any)
+            std::memset(news, 0, sizeof news);
+        any = true;
+        std::memcpy(&logged[line], now + line, line_size);
+        std::memcpy(news + line, now + line, line_size);
+    }
+    if (!any)
+        return;
     const Recording& recording = cpu.recording;
-    recording.sink->code_page(recording.vcpu, recording.store->position(), gpa & ~page_mask,
-                              std::span<const uint8_t, page_size>(logged.get(), page_size));
+    recording.sink->code_page(recording.vcpu, recording.store->position(), gpa & ~page_mask, news);
 }
 
 } // namespace vtrace::soft

@@ -52,7 +52,7 @@ class BlockCache {
 
     GuestMemory& memory_;
     std::vector<std::unique_ptr<CodePage>> pages_;         // by RAM page index
-    std::vector<std::unique_ptr<uint8_t[]>> logged_pages_; // what the log has been told of each page
+    std::vector<std::unique_ptr<uint8_t[]>> logged_pages_; // what the log has been told of each page; zeros: nothing
     std::vector<Block*> graveyard_;
     uint64_t live_ = 0, built_ = 0, invalidations_ = 0;
 };
