@@ -92,7 +92,7 @@ std::string_view describe(KernelKind kind) {
     return "unknown";
 }
 
-std::string printable(std::string_view text) {
+std::string kernel_text(std::string_view text) {
     constexpr size_t longest = 256;
     std::string clean;
     for (const char c : text.substr(0, longest)) {

@@ -63,7 +63,7 @@ Result<BzImage> parse_bzimage(std::span<const uint8_t> bytes) {
 
     if (header.kernel_version != 0 && header.kernel_version + sector < setup_size) {
         const auto text = bytes.subspan(header.kernel_version + sector, setup_size - header.kernel_version - sector);
-        image.version = printable({reinterpret_cast<const char*>(text.data()), text.size()});
+        image.version = kernel_text({reinterpret_cast<const char*>(text.data()), text.size()});
     }
     return image;
 }
@@ -225,7 +225,7 @@ std::string linux_banner(std::span<const uint8_t> bytes) {
     for (size_t at = text.find(words); at != text.npos; at = text.find(words, at + 1)) {
         const auto rest = text.substr(at + words.size());
         if (!rest.empty() && rest[0] >= '0' && rest[0] <= '9') // a printf format stands elsewhere in the image
-            return printable(rest.substr(0, rest.find('\n')));
+            return kernel_text(rest.substr(0, rest.find('\n')));
     }
     return {};
 }

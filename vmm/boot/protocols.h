@@ -31,7 +31,7 @@ std::optional<uint64_t> find_multiboot_header(std::span<const uint8_t> bytes);
 std::string linux_banner(std::span<const uint8_t> bytes);
 
 /// `text` with everything unprintable left out, cut at a sane length: from a hostile file to a log.
-std::string printable(std::string_view text);
+std::string kernel_text(std::string_view text);
 /// Without its directories.
 std::string base_name(std::string_view path);
 
