@@ -47,6 +47,7 @@ bool offered(const ZydisDecodedInstruction& instruction, const CpuidModel& cpuid
     case ZYDIS_ISA_SET_CLFSH:
     case ZYDIS_ISA_SET_PAUSE:
     case ZYDIS_ISA_SET_PREFETCH_NOP:
+    case ZYDIS_ISA_SET_PREFETCHWT1: // 0F 0D /2, a hint like the others
     case ZYDIS_ISA_SET_SSE:
     case ZYDIS_ISA_SET_SSEMXCSR:
     case ZYDIS_ISA_SET_SSE_PREFETCH:

@@ -903,6 +903,7 @@ bool decode_move(const DecodeInput& in, Op& op) {
         select_xlat(in, op);
         return true;
     case ZYDIS_MNEMONIC_CLFLUSH:
+    case ZYDIS_MNEMONIC_CLFLUSHOPT:
         op.fn = by_shape(in.shape, []<class Ea>() -> Handler { return clflush<Ea>; });
         return true;
     case ZYDIS_MNEMONIC_NOP:

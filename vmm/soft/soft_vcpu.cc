@@ -202,7 +202,7 @@ void SoftVcpu::execute_single() {
     if (!run_alone()) {
         if (resume)
             cpu.system_flags |= Rflags::rf;
-        cpu.pending_db = 0;
+        cpu.pending_db = 0; // it will be executed again, and meet them again
         return;
     }
     const bool retired = static_cast<uint64_t>(cpu.run_budget - cpu.budget) != retired_before;
@@ -228,7 +228,9 @@ SoftVcpu::Boundary SoftVcpu::at_boundary() {
         return Boundary::ended;
     }
     // SYSCALL and SYSRET decide by the flags that they load: a trap may be due here outside execute_single().
-    if (uint64_t bits = std::exchange(cpu.pending_db, 0)) {
+    // (After MOV SS they wait for the next instruction.)
+    if (cpu.pending_db && cpu.shadow != InterruptShadow::mov_ss) {
+        const uint64_t bits = std::exchange(cpu.pending_db, 0);
         cpu.dr6 |= bits;
         if (!deliver_event(cpu, EventKind::exception, Fault{Vector::db, false, 0, 0}, cpu.code_linear(cpu.rip)))
             return Boundary::ended;

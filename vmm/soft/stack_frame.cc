@@ -50,31 +50,18 @@ bool StackFrame::push(uint64_t value, unsigned size) {
 }
 
 bool StackFrame::commit() {
-    // Values lie next to each other, downwards, but for a wrap: then the bytes of a write would leave the first pieces
-    // behind if a later one faulted. So each run is collected, and all runs but the last are probed first.
-    uint8_t bytes[max_values * 8];
-    struct Run {
-        uint64_t address;
-        unsigned start, size;
-    } runs[max_values];
-    unsigned run_count = 0, used = 0;
-    for (unsigned i = count_; i-- > 0;) { // from the lowest address up
+    // All or nothing, and a fault is that of the first push that meets it: so each is tried in its order, then written.
+    for (unsigned i = 0; i < count_; ++i) {
         const Value& value = values_[i];
-        std::memcpy(bytes + used, &value.value, value.size);
-        if (run_count && runs[run_count - 1].address + runs[run_count - 1].size == value.address)
-            runs[run_count - 1].size += value.size;
-        else
-            runs[run_count++] = {value.address, used, value.size};
-        used += value.size;
-    }
-    for (unsigned i = 0; run_count > 1 && i < run_count; ++i) {
-        uint8_t old[max_values * 8];
-        if (!cpu_.system_read(runs[i].address, old, runs[i].size, context_) ||
-            !cpu_.system_write(runs[i].address, old, runs[i].size, context_))
+        const uint64_t last = value.address + value.size - 1;
+        Translation where;
+        if (!cpu_.translate(value.address, Access::write, context_, where))
+            return false;
+        if (((value.address ^ last) & ~page_mask) && !cpu_.translate(last & ~page_mask, Access::write, context_, where))
             return false;
     }
-    for (unsigned i = 0; i < run_count; ++i)
-        if (!cpu_.system_write(runs[i].address, bytes + runs[i].start, runs[i].size, context_))
+    for (unsigned i = 0; i < count_; ++i)
+        if (!cpu_.system_write(values_[i].address, &values_[i].value, values_[i].size, context_))
             return false;
     return true;
 }
