@@ -76,11 +76,12 @@ const Op* op_into(Cpu& cpu, const Op* op) {
 /// Bounds are signed and both inclusive; the fault is #BR, not a software interrupt.
 const Op* op_bound(Cpu& cpu, const Op* op) {
     const unsigned size = operand_size(op);
-    uint64_t linear, bounds = 0;
-    if (!EaAny::get(cpu, op, 2 * size, false, linear) || !cpu.load_bytes(op, linear, &bounds, 2 * size))
+    uint64_t linear, lower = 0, upper = 0; // two accesses, each with its own alignment
+    if (!EaAny::get(cpu, op, 2 * size, false, linear) || !cpu.load_bytes(op, linear, &lower, size) ||
+        !cpu.load_bytes(op, uint32_t(linear + size), &upper, size))
         return nullptr;
     const int64_t index = sign_extend(read_register(cpu, op->reg, size), size);
-    if (index < sign_extend(bounds, size) || index > sign_extend(bounds >> (8 * size), size))
+    if (index < sign_extend(lower, size) || index > sign_extend(upper, size))
         return cpu.raise(op, Vector::br);
     VTRACE_NEXT_BY_LOOP(cpu, op);
 }

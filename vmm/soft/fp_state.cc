@@ -86,8 +86,8 @@ template <class Ea>
 bool locate(Cpu& cpu, const Op* op, unsigned size, bool write, uint64_t alignment_mask, uint64_t& linear) {
     if (!Ea::get(cpu, op, size, write, linear))
         return false;
-    if (linear & alignment_mask) {
-        cpu.raise(op, Vector::gp, 0);
+    if (linear & alignment_mask) { // unlike that of an SSE operand, after the check for a canonical address
+        cpu.raise(op, op->seg == SS && !cpu.is_canonical(linear) ? Vector::ss : Vector::gp, 0);
         return false;
     }
     return true;

@@ -14,12 +14,13 @@ struct Undefined {
     bool destination = false; // the whole result
     // Of an instruction with several accesses, which one faults first, and what came of those before.
     bool fault_address = false, fault_registers = false;
-    bool x87 = false; // all of x87 and MMX
+    bool x87 = false;   // all of x87 and MMX
+    uint32_t mxcsr = 0; // bits
 };
 Undefined undefined_by(const Instruction& instruction, const UserState& in, const Answer& host);
 
 /// Clears in both memories what the instruction stores and leaves undefined (addresses of the last x87 instruction).
-void blank_undefined_memory(const Case& c, uint8_t* data);
+void blank_undefined_memory(const Case& c, uint64_t fs_base, uint8_t* data);
 
 /// Empty if they agree; else what differs, expected (host) and got (vtrace), a line each.
 std::string differences(const Undefined& undefined, const UserState& in, const Answer& host, const Answer& got);

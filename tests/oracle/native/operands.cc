@@ -210,7 +210,9 @@ class Preparer {
         // How alignment is checked in 16 bytes and in blocks of several fields is the processor's own (SDM vol.
         // 3, 6.15, #AC).
         const ZydisDecodedOperand* memory = i_.visible_memory();
-        if ((memory && memory->size >= 128) || is({ZYDIS_MNEMONIC_MASKMOVDQU, ZYDIS_MNEMONIC_MASKMOVQ}))
+        if ((memory && memory->size >= 128) ||
+            is({ZYDIS_MNEMONIC_CMPSB, ZYDIS_MNEMONIC_CMPSW, ZYDIS_MNEMONIC_CMPSD, ZYDIS_MNEMONIC_CMPSQ}) ||
+            is({ZYDIS_MNEMONIC_MASKMOVDQU, ZYDIS_MNEMONIC_MASKMOVQ}))
             in_.rflags &= ~Rflags::ac;
         if (is({ZYDIS_MNEMONIC_FNSAVE, ZYDIS_MNEMONIC_FNSTENV, ZYDIS_MNEMONIC_FRSTOR, ZYDIS_MNEMONIC_FLDENV}))
             in_.rflags &= ~Rflags::ac;
@@ -301,9 +303,11 @@ class Preparer {
     bool place(unsigned n) {
         const unsigned size = static_cast<unsigned>(operand_size(i_.operands[n]));
         uint64_t target = data_address(size);
-        // Which bytes of a masked store fault is the processor's own.
-        if (is({ZYDIS_MNEMONIC_MASKMOVDQU, ZYDIS_MNEMONIC_MASKMOVQ}))
-            target = Arena::data + r_.below(Arena::writable - 16);
+        // Which bytes of a masked store fault is the processor's own, and so is which operand of CMPS goes first.
+        bool quiet = is({ZYDIS_MNEMONIC_MASKMOVDQU, ZYDIS_MNEMONIC_MASKMOVQ}) ||
+                     (n == 1 && i_.info.meta.category == ZYDIS_CATEGORY_STRINGOP);
+        if (quiet)
+            target = Arena::data + 16 + r_.below(Arena::writable - 32);
         if (hidden_stack(i_.operands[n])) {
             if (!fixed(RSP))
                 fix(RSP, target + (i_.operands[n].actions & ZYDIS_OPERAND_ACTION_MASK_WRITE ? size : 0));
@@ -311,7 +315,7 @@ class Preparer {
                 in_.gpr[RSP] = 0x0001'0000'0000'0000 + (r_.next() >> 4);
             return true;
         }
-        if (r_.chance(2) && i_.mode == Mode::bits64 && address_bytes() == 8)
+        if (r_.chance(2) && i_.mode == Mode::bits64 && address_bytes() == 8 && !quiet)
             target = 0x0001'0000'0000'0000 + (r_.next() >> 4);
         if (is_bit_string() && r_.chance(80)) {
             int reg = register_number(i_.operands[1].reg.value);
@@ -407,6 +411,9 @@ class Preparer {
     }
 
     bool all_safe() const {
+        if (address_bytes() == 2 && is({ZYDIS_MNEMONIC_MASKMOVDQU, ZYDIS_MNEMONIC_MASKMOVQ, ZYDIS_MNEMONIC_CMPSB,
+                                        ZYDIS_MNEMONIC_CMPSW, ZYDIS_MNEMONIC_CMPSD}))
+            return false; // see place()
         for (unsigned n = 0; n < i_.info.operand_count; n++) {
             const ZydisDecodedOperand& op = i_.operands[n];
             if (op.type != ZYDIS_OPERAND_TYPE_MEMORY || op.mem.type == ZYDIS_MEMOP_TYPE_AGEN)
@@ -485,6 +492,15 @@ class Preparer {
 
     bool specials_after() {
         const ZydisDecodedOperand* memory = i_.visible_memory();
+        // MXCSR bit 17 exists on AMD only.
+        if (memory && is({ZYDIS_MNEMONIC_LDMXCSR, ZYDIS_MNEMONIC_FXRSTOR, ZYDIS_MNEMONIC_FXRSTOR64})) {
+            constexpr uint32_t misaligned_exception_mask = 1 << 17;
+            uint64_t at = address(*memory) + (i_.mnemonic() == ZYDIS_MNEMONIC_LDMXCSR ? 0 : Fxsave::mxcsr);
+            uint32_t mxcsr = static_cast<uint32_t>(get(at, 4)) & ~misaligned_exception_mask;
+            put(at, &mxcsr, 4);
+            if (get(at, 4) & misaligned_exception_mask)
+                return false;
+        }
         if (i_.mnemonic() == ZYDIS_MNEMONIC_LDMXCSR && memory && r_.chance(80)) {
             uint32_t mxcsr = r_.next() & 0xffff;
             put(address(*memory), &mxcsr, 4);
