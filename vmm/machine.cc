@@ -114,10 +114,11 @@ Result<> Machine::build() {
         return Unexpected(guest.error());
     guest_ = std::move(*guest);
 
+    const auto blocks = std::make_shared<soft::BlockCache>(memory_);
     for (unsigned index = 0; index < config_.vcpus; ++index) {
         auto processor = std::make_unique<Processor>();
         processor->pins = std::make_unique<Pins>(*this, index);
-        processor->vcpu = std::make_unique<soft::SoftVcpu>(memory_, *processor->pins, clock_, config_.cpuid);
+        processor->vcpu = std::make_unique<soft::SoftVcpu>(memory_, *processor->pins, clock_, config_.cpuid, blocks);
         processor->pins->connect(*processor->vcpu);
         CpuState state = index == 0 ? guest_.state : CpuState{};
         if (index != 0)

@@ -45,7 +45,7 @@ Block* BlockCache::get(Cpu& cpu, Gpa gpa) {
                 return block;
 
     if (live_ >= max_blocks)
-        invalidate_all(cpu);
+        invalidate_all();
 
     Op ops[max_block_instructions + 1];
     unsigned count = 0, length = 0;
@@ -59,7 +59,7 @@ Block* BlockCache::get(Cpu& cpu, Gpa gpa) {
         if (!complete)
             break;
         Op& op = ops[count] = decoded.op;
-        place_op(op, length, count);
+        place_op(op, length);
         length += op.len;
         ends = decoded.ends_block;
         ++count;
@@ -70,9 +70,11 @@ Block* BlockCache::get(Cpu& cpu, Gpa gpa) {
         Op& end = ops[count];
         end = Op{};
         end.fn = end_of_block;
-        place_op(end, length, count);
+        place_op(end, length);
     }
     const unsigned op_count = count + !ends;
+    for (unsigned i = 0; i < op_count; ++i)
+        ops[i].left = static_cast<uint8_t>(count - i);
 
     auto* block = static_cast<Block*>(std::malloc(sizeof(Block) + op_count * sizeof(Op)));
     if (!block)
@@ -88,10 +90,11 @@ Block* BlockCache::get(Cpu& cpu, Gpa gpa) {
         page = std::make_unique<CodePage>();
         // From now on stores to this page must come through the slow path.
         Gpa page_gpa = gpa & ~page_mask;
-        for (auto& table : cpu.tlbs)
-            for (TlbEntry& entry : table)
-                if ((entry.gpa & ~page_mask) == page_gpa)
-                    entry.write_tag = tlb_no_tag;
+        for (Cpu* user : users_)
+            for (auto& table : user->tlbs)
+                for (TlbEntry& entry : table)
+                    if ((entry.gpa & ~page_mask) == page_gpa)
+                        entry.write_tag = tlb_no_tag;
     }
     block->next = std::exchange(page->lines[offset / line_size], block);
     for (unsigned line = offset / line_size; line <= (offset + length - 1) / line_size; ++line)
@@ -113,7 +116,7 @@ bool BlockCache::is_code(Gpa gpa, unsigned size) const {
     return false;
 }
 
-void BlockCache::invalidate_page(Cpu& cpu, Gpa gpa) {
+void BlockCache::invalidate_page(Gpa gpa) {
     auto& page = pages_[memory_.page_index(gpa)];
     if (!page)
         return;
@@ -125,15 +128,17 @@ void BlockCache::invalidate_page(Cpu& cpu, Gpa gpa) {
         }
     page.reset();
     ++invalidations_;
-    cpu.link_request = nullptr;
-    cpu.flush_jumps();
+    for (Cpu* user : users_) {
+        user->link_request = nullptr;
+        user->flush_jumps();
+    }
 }
 
-void BlockCache::invalidate_all(Cpu& cpu) {
+void BlockCache::invalidate_all() {
     for (uint64_t index = 0; index < pages_.size(); ++index)
         if (pages_[index]) {
             Gpa gpa = index * page_size;
-            invalidate_page(cpu, gpa < memory_.low_size() ? gpa : gpa - memory_.low_size() + GuestMemory::high_start);
+            invalidate_page(gpa < memory_.low_size() ? gpa : gpa - memory_.low_size() + GuestMemory::high_start);
         }
 }
 

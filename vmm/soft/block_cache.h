@@ -1,7 +1,9 @@
 // BlockCache: translated blocks, found by physical address and code width, and forgotten when their bytes change.
 //
 // Which pages hold code is known per RAM page; the MMU gives such pages no write tag, so every store to them comes to
-// code_written(). Invalidation is by page: links between blocks never leave a page, so none can dangle.
+// the slow path, which asks is_code(). Invalidation is by page: links between blocks never leave a page, so none can dangle.
+//
+// One cache serves all vCPUs of a machine, so that code which one changes is forgotten for all.
 #pragma once
 
 #include <bitset>
@@ -24,8 +26,14 @@ class BlockCache {
 
     explicit BlockCache(GuestMemory& memory);
     ~BlockCache();
+    BlockCache(const BlockCache&) = delete;
+    BlockCache& operator=(const BlockCache&) = delete;
 
-    /// The block that starts at `gpa` (RAM, in code of this width), built if need be. `linear_page`: for the log only.
+    /// A processor that runs blocks of this cache, from here to remove().
+    void add(Cpu& cpu) { users_.push_back(&cpu); }
+    void remove(Cpu& cpu) { std::erase(users_, &cpu); }
+
+    /// The block that starts at `gpa` (RAM, in code of this width), built if need be.
     /// Null when its first instruction crosses the page's end: then it can only be executed alone.
     Block* get(Cpu& cpu, Gpa gpa);
 
@@ -33,8 +41,8 @@ class BlockCache {
     /// True if [gpa, +size), within one page, meets bytes of a block.
     bool is_code(Gpa gpa, unsigned size) const;
     /// Forgets the blocks of the page and makes the page writable again for the TLBs.
-    void invalidate_page(Cpu& cpu, Gpa gpa);
-    void invalidate_all(Cpu& cpu);
+    void invalidate_page(Gpa gpa);
+    void invalidate_all();
     /// Frees what was invalidated; only while no block executes.
     void free_graveyard();
 
@@ -51,6 +59,7 @@ class BlockCache {
     };
 
     GuestMemory& memory_;
+    std::vector<Cpu*> users_;
     std::vector<std::unique_ptr<CodePage>> pages_;         // by RAM page index
     std::vector<std::unique_ptr<uint8_t[]>> logged_pages_; // what the log has been told of each page; zeros: nothing
     std::vector<Block*> graveyard_;

@@ -76,6 +76,11 @@ void Cpu::drain_records() {
         recording.store->drain(run_started + (run_budget - budget), run_retired_base + (run_budget - budget));
 }
 
+const Op* drain_and_enter(Cpu& cpu, Block* next, uint64_t rip) {
+    cpu.drain_records();
+    return enter_block(cpu, next, rip);
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 
 void JumpTable::flush() {
@@ -128,7 +133,7 @@ void Cpu::flush_jumps() {
 
 void Cpu::memory_written(Gpa gpa, unsigned size) {
     if (blocks && memory.at(gpa, size) && blocks->is_code(gpa, size))
-        blocks->invalidate_page(*this, gpa);
+        blocks->invalidate_page(gpa);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -203,7 +203,7 @@ struct Cpu {
     bool long_mode() const { return efer & Efer::lma; }
     bool code64() const { return mode == CodeMode::bits64; }
     /// Instructions retired in this run() before `op`.
-    uint64_t retired_before(const Op* op) const { return run_budget - (budget + block->count - op->before); }
+    uint64_t retired_before(const Op* op) const { return run_budget - (budget + op->left); }
     /// Sets the clock to the time of `op`; before any access to a device, the APIC or the TSC.
     void sync_clock(const Op* op) {
         clock.set_now(run_started + retired_before(op));
@@ -213,7 +213,7 @@ struct Cpu {
     // --- leaving a block ---------------------------------------------------------------------------------------------
     /// Gives back the budget of `op` and all after it and leaves with RIP at `op`.
     const Op* leave_before(const Op* op, Leave why) {
-        budget += block->count - op->before;
+        budget += op->left;
         rip = op_rip(op);
         leave = why;
         return nullptr;
@@ -237,22 +237,42 @@ struct Cpu {
     // Each returns false when the handler must `return nullptr` at once: leave_before() was already called. Nothing may
     // be committed before the last access of an instruction has succeeded.
 
+    /// The fast path alone: false means only that the slow path must decide.
+    template <class T>
+    bool try_load(uint64_t address, T& value) const {
+        const TlbEntry& entry = tlb[address >> 12 & (tlb_entries - 1)];
+        if (VTRACE_UNLIKELY(((address + (sizeof(T) - 1)) & ~page_mask) != entry.read_tag))
+            return false;
+        std::memcpy(&value, reinterpret_cast<const void*>(address + entry.addend), sizeof value);
+        return true;
+    }
+    /// Where a T may be written (and read) right away; null: the slow path must decide.
+    template <class T>
+    uint8_t* try_write(uint64_t address) const {
+        const TlbEntry& entry = tlb[address >> 12 & (tlb_entries - 1)];
+        if (VTRACE_UNLIKELY(((address + (sizeof(T) - 1)) & ~page_mask) != entry.write_tag))
+            return nullptr;
+        return reinterpret_cast<uint8_t*>(address + entry.addend);
+    }
+    template <class T>
+    bool try_store(uint64_t address, T value) const {
+        uint8_t* host = try_write<T>(address);
+        if (!host)
+            return false;
+        std::memcpy(host, &value, sizeof value);
+        return true;
+    }
+
     template <class T>
     bool load(const Op* op, uint64_t address, T& value) {
-        const TlbEntry& entry = tlb[address >> 12 & (tlb_entries - 1)];
-        if (VTRACE_LIKELY(((address + (sizeof(T) - 1)) & ~page_mask) == entry.read_tag)) {
-            std::memcpy(&value, reinterpret_cast<const void*>(address + entry.addend), sizeof value);
+        if (VTRACE_LIKELY(try_load(address, value)))
             return true;
-        }
         return take(value, load_slow_value(op, address, sizeof value));
     }
     template <class T>
     bool store(const Op* op, uint64_t address, T value) {
-        const TlbEntry& entry = tlb[address >> 12 & (tlb_entries - 1)];
-        if (VTRACE_LIKELY(((address + (sizeof(T) - 1)) & ~page_mask) == entry.write_tag)) {
-            std::memcpy(reinterpret_cast<void*>(address + entry.addend), &value, sizeof value);
+        if (VTRACE_LIKELY(try_store(address, value)))
             return true;
-        }
         if constexpr (sizeof(T) <= 8) {
             uint64_t wide = 0;
             std::memcpy(&wide, &value, sizeof value);
@@ -265,9 +285,8 @@ struct Cpu {
     /// A load that will be followed by a store to the same place: faults as a write does.
     template <class T>
     bool load_for_write(const Op* op, uint64_t address, T& value) {
-        const TlbEntry& entry = tlb[address >> 12 & (tlb_entries - 1)];
-        if (VTRACE_LIKELY(((address + (sizeof(T) - 1)) & ~page_mask) == entry.write_tag)) {
-            std::memcpy(&value, reinterpret_cast<const void*>(address + entry.addend), sizeof value);
+        if (const uint8_t* host = try_write<T>(address); VTRACE_LIKELY(host)) {
+            std::memcpy(&value, host, sizeof value);
             return true;
         }
         return take(value, load_for_write_slow_value(op, address, sizeof value));
@@ -411,6 +430,13 @@ inline const Op* enter_block(Cpu& cpu, Block* next, uint64_t rip) {
     cpu.block = next;
     cpu.gpr[Cpu::rip_register] = rip;
     VTRACE_RUN_OP(cpu, next->ops);
+}
+/// The record of a near branch, and what follows it: out of line where the area is full.
+const Op* drain_and_enter(Cpu& cpu, Block* next, uint64_t rip);
+inline const Op* record_and_enter(Cpu& cpu, uint64_t from, uint64_t to, Block* next, uint64_t rip) {
+    if (VTRACE_UNLIKELY(cpu.bts->append(from, to, 0)))
+        return drain_and_enter(cpu, next, rip);
+    return enter_block(cpu, next, rip);
 }
 /// Continues at `rip` (offset in CS) by the table of recent targets.
 inline const Op* continue_at(Cpu& cpu, uint64_t rip) {

@@ -171,9 +171,8 @@ uint8_t gpr_offset(ZydisRegister reg) {
     }
 }
 
-void place_op(Op& op, unsigned offset, unsigned before) {
+void place_op(Op& op, unsigned offset) {
     op.offset = static_cast<uint16_t>(offset);
-    op.before = static_cast<uint8_t>(before);
     if (op.base == Cpu::rip_register * 8)
         op.disp += static_cast<int32_t>(offset + op.len);
 }

@@ -50,8 +50,8 @@ struct Decoded {
 /// `complete` is false when the bytes ran out first.
 Decoded decode_instruction(std::span<const uint8_t> bytes, CodeMode mode, const CpuidModel& cpuid, bool& complete);
 
-/// Gives a decoded op its place: `offset` bytes and `before` instructions from the start of its block.
-void place_op(Op& op, unsigned offset, unsigned before);
+/// Gives a decoded op its place, `offset` bytes from the start of its block. `left` is the block's to fill.
+void place_op(Op& op, unsigned offset);
 
 const Op* raise_undefined(Cpu& cpu, const Op* op); // the handler of #UD
 

@@ -6,6 +6,39 @@
 namespace vtrace::soft {
 namespace {
 
+// --- memory read, changed and written ---------------------------------------------------------------------------------
+
+/// Replaces a T in memory by `change(flags, old)`. Fast: false where the fast path doesn't do, with nothing changed. Else:
+/// false when the handler must leave; flags are committed only after the store.
+template <bool Fast, class T, class Change>
+[[gnu::always_inline]] inline bool modify(Cpu& cpu, const Op* op, uint64_t address, Change change) {
+    T value;
+    if constexpr (Fast) {
+        uint8_t* host = cpu.try_write<T>(address);
+        if (VTRACE_UNLIKELY(!host))
+            return false;
+        std::memcpy(&value, host, sizeof value);
+        value = change(cpu.flags, value);
+        std::memcpy(host, &value, sizeof value);
+        return true;
+    } else {
+        if (!cpu.load_for_write(op, address, value))
+            return false;
+        LazyFlags flags = cpu.flags;
+        value = change(flags, value);
+        if (!cpu.store(op, address, value))
+            return false;
+        cpu.flags = flags;
+        return true;
+    }
+}
+template <bool Fast>
+[[gnu::always_inline]] inline const Op* slow_or_leave(Cpu& cpu, const Op* op, Handler slow) {
+    if constexpr (Fast)
+        return slow(cpu, op);
+    return nullptr;
+}
+
 // --- two operands ----------------------------------------------------------------------------------------------------
 
 struct Add {
@@ -80,36 +113,34 @@ const Op* reg_imm(Cpu& cpu, const Op* op) {
         cpu.set<T>(op->reg, result);
     VTRACE_NEXT(cpu, op);
 }
-template <class Operation, class T, class Ea>
+template <class Operation, class T, class Ea, bool Fast = has_fast_path<Ea>>
 const Op* reg_mem(Cpu& cpu, const Op* op) {
     uint64_t address;
     T value;
-    if (!Ea::get(cpu, op, sizeof(T), false, address) || !cpu.load(op, address, value))
+    if (!Ea::get(cpu, op, sizeof(T), false, address))
         return nullptr;
+    VTRACE_ACCESS(cpu.try_load(address, value), cpu.load(op, address, value), (reg_mem<Operation, T, Ea, false>));
     T result = Operation::template run<T>(cpu.flags, cpu.get<T>(op->reg), value);
     if constexpr (Operation::writes)
         cpu.set<T>(op->reg, result);
     VTRACE_NEXT(cpu, op);
 }
 /// Memory is the first operand; `second` gives the other.
-template <class Operation, class T, class Ea, class Second>
+template <class Operation, class T, class Ea, class Second, bool Fast = has_fast_path<Ea>>
 const Op* mem_any(Cpu& cpu, const Op* op) {
     uint64_t address;
     T value;
     if (!Ea::get(cpu, op, sizeof(T), Operation::writes, address))
         return nullptr;
-    if constexpr (Operation::writes) {
-        if (!cpu.load_for_write(op, address, value))
-            return nullptr;
-        LazyFlags flags = cpu.flags;
-        T result = Operation::template run<T>(flags, value, Second::template get<T>(cpu, op));
-        if (!cpu.store(op, address, result))
-            return nullptr;
-        cpu.flags = flags;
-    } else {
-        if (!cpu.load(op, address, value))
-            return nullptr;
+    if constexpr (!Operation::writes) {
+        VTRACE_ACCESS(cpu.try_load(address, value), cpu.load(op, address, value),
+                      (mem_any<Operation, T, Ea, Second, false>));
         Operation::template run<T>(cpu.flags, value, Second::template get<T>(cpu, op));
+    } else {
+        if (!modify<Fast, T>(cpu, op, address, [&](LazyFlags& flags, T old) {
+                return Operation::template run<T>(flags, old, Second::template get<T>(cpu, op));
+            }))
+            return slow_or_leave<Fast>(cpu, op, mem_any<Operation, T, Ea, Second, false>);
     }
     VTRACE_NEXT(cpu, op);
 }
@@ -295,16 +326,14 @@ const Op* unary_reg(Cpu& cpu, const Op* op) {
     cpu.set<T>(op->reg, Operation::template run<T>(cpu.flags, cpu.get<T>(op->reg), cpu, op));
     VTRACE_NEXT(cpu, op);
 }
-template <class Operation, class T, class Ea>
+template <class Operation, class T, class Ea, bool Fast = has_fast_path<Ea>>
 const Op* unary_mem(Cpu& cpu, const Op* op) {
     uint64_t address;
-    T value;
-    if (!Ea::get(cpu, op, sizeof(T), true, address) || !cpu.load_for_write(op, address, value))
+    if (!Ea::get(cpu, op, sizeof(T), true, address))
         return nullptr;
-    LazyFlags flags = cpu.flags;
-    if (!cpu.store(op, address, Operation::template run<T>(flags, value, cpu, op)))
-        return nullptr;
-    cpu.flags = flags;
+    if (!modify<Fast, T>(cpu, op, address,
+                         [&](LazyFlags& flags, T old) { return Operation::template run<T>(flags, old, cpu, op); }))
+        return slow_or_leave<Fast>(cpu, op, unary_mem<Operation, T, Ea, false>);
     VTRACE_NEXT(cpu, op);
 }
 template <class Operation>

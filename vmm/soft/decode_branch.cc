@@ -15,32 +15,35 @@ bool valid_target(Cpu& cpu, const Op* op, uint64_t to) {
     return false;
 }
 
+/// In 64-bit code, where the run loop has to find the block.
+[[gnu::noinline]] const Op* branch_to_unknown(Cpu& cpu, const Op* op, uint64_t to, bool linkable) {
+    if (!valid_target<true>(cpu, op, to))
+        return nullptr;
+    cpu.budget += op->left - 1;
+    const uint64_t from = cpu.op_rip(op);
+    cpu.record(from, to);
+    if (linkable && !((from ^ to) & ~page_mask))
+        cpu.link_request = op;
+    return cpu.leave_at(to, Leave::lookup);
+}
+
 /// Near branch to `to`, an offset in CS. `Flat`: 64-bit code, where RIP is the linear address. The checks come first: a
 /// branch that faults has not retired.
 template <bool Flat>
 const Op* take_branch(Cpu& cpu, const Op* op, uint64_t to, bool linkable) {
-    const int64_t left = cpu.block->count - op->before - 1; // instructions of the block that will not run now
     if constexpr (Flat) {
         const JumpEntry& entry = cpu.jumps[jump_slot(to)];
+        if (VTRACE_UNLIKELY(entry.address != to || !entry.block))
+            return branch_to_unknown(cpu, op, to, linkable);
         const uint64_t from = cpu.op_rip(op);
-        if (VTRACE_LIKELY(entry.address == to && entry.block)) {
-            cpu.budget += left;
-            cpu.record(from, to);
-            if (linkable && !((from ^ to) & ~page_mask))
-                set_link(op, entry.block);
-            return enter_block(cpu, entry.block, to);
-        }
-        if (!valid_target<Flat>(cpu, op, to))
-            return nullptr;
-        cpu.budget += left;
-        cpu.record(from, to);
         if (linkable && !((from ^ to) & ~page_mask))
-            cpu.link_request = op;
-        return cpu.leave_at(to, Leave::lookup);
+            set_link(op, entry.block);
+        cpu.budget += op->left - 1; // what follows in the block will not run now
+        return record_and_enter(cpu, from, to, entry.block, to);
     } else {
         if (!valid_target<Flat>(cpu, op, to))
             return nullptr;
-        cpu.budget += left;
+        cpu.budget += op->left - 1;
         cpu.record(cpu.code_linear(cpu.op_rip(op)), cpu.code_linear(to));
         return continue_at(cpu, to);
     }
@@ -57,9 +60,8 @@ const Op* take_relative(Cpu& cpu, const Op* op) {
     const uint64_t to = relative_target<T>(cpu, op);
     if constexpr (Flat) {
         if (Block* linked = link_of(op)) {
-            cpu.budget += cpu.block->count - op->before - 1;
-            cpu.record(cpu.op_rip(op), to);
-            return enter_block(cpu, linked, to);
+            cpu.budget += op->left - 1;
+            return record_and_enter(cpu, cpu.op_rip(op), to, linked, to);
         }
     }
     return take_branch<Flat>(cpu, op, to, true);
@@ -103,13 +105,13 @@ const Op* counter_branch(Cpu& cpu, const Op* op) {
 
 // --- indirect targets, calls, returns --------------------------------------------------------------------------------
 
-template <bool Flat, class T>
+template <bool Flat, class T, bool Fast = Flat>
 const Op* call_relative(Cpu& cpu, const Op* op) {
     const uint64_t to = relative_target<T>(cpu, op);
     if (!link_of(op) && !valid_target<Flat>(cpu, op, to))
         return nullptr;
-    if (!Stack<Flat>::push(cpu, op, static_cast<T>(cpu.next_rip(op))))
-        return nullptr;
+    const T next = static_cast<T>(cpu.next_rip(op));
+    VTRACE_ACCESS(Stack<Flat>::try_push(cpu, next), Stack<Flat>::push(cpu, op, next), (call_relative<Flat, T, false>));
     return take_relative<Flat, T>(cpu, op);
 }
 
@@ -144,12 +146,13 @@ const Op* call_indirect(Cpu& cpu, const Op* op) {
     return take_branch<Flat>(cpu, op, to, false);
 }
 /// RET, with `imm` bytes of arguments to release.
-template <bool Flat, class T>
+template <bool Flat, class T, bool Fast = Flat>
 const Op* ret(Cpu& cpu, const Op* op) {
     using S = Stack<Flat>;
     const uint64_t stack = S::pointer(cpu);
     T to;
-    if (!S::load(cpu, op, stack, to) || !valid_target<Flat>(cpu, op, to))
+    VTRACE_ACCESS(cpu.try_load(stack, to), S::load(cpu, op, stack, to), (ret<Flat, T, false>));
+    if (!valid_target<Flat>(cpu, op, to))
         return nullptr;
     S::set_pointer(cpu, stack + sizeof(T) + static_cast<uint16_t>(op->imm));
     return take_branch<Flat>(cpu, op, to, false);

@@ -18,27 +18,32 @@ const Op* mov_reg_imm(Cpu& cpu, const Op* op) {
     cpu.set<T>(op->reg, static_cast<T>(op->imm));
     VTRACE_NEXT(cpu, op);
 }
-template <class T, class Ea>
+template <class T, class Ea, bool Fast = has_fast_path<Ea>>
 const Op* mov_reg_mem(Cpu& cpu, const Op* op) {
     uint64_t address;
     T value;
-    if (!Ea::get(cpu, op, sizeof(T), false, address) || !cpu.load(op, address, value))
+    if (!Ea::get(cpu, op, sizeof(T), false, address))
         return nullptr;
+    VTRACE_ACCESS(cpu.try_load(address, value), cpu.load(op, address, value), (mov_reg_mem<T, Ea, false>));
     cpu.set<T>(op->reg, value);
     VTRACE_NEXT(cpu, op);
 }
-template <class T, class Ea>
+template <class T, class Ea, bool Fast = has_fast_path<Ea>>
 const Op* mov_mem_reg(Cpu& cpu, const Op* op) {
     uint64_t address;
-    if (!Ea::get(cpu, op, sizeof(T), true, address) || !cpu.store(op, address, cpu.get<T>(op->rm)))
+    if (!Ea::get(cpu, op, sizeof(T), true, address))
         return nullptr;
+    const T value = cpu.get<T>(op->rm);
+    VTRACE_ACCESS(cpu.try_store(address, value), cpu.store(op, address, value), (mov_mem_reg<T, Ea, false>));
     VTRACE_NEXT(cpu, op);
 }
-template <class T, class Ea>
+template <class T, class Ea, bool Fast = has_fast_path<Ea>>
 const Op* mov_mem_imm(Cpu& cpu, const Op* op) {
     uint64_t address;
-    if (!Ea::get(cpu, op, sizeof(T), true, address) || !cpu.store(op, address, static_cast<T>(op->imm)))
+    if (!Ea::get(cpu, op, sizeof(T), true, address))
         return nullptr;
+    const T value = static_cast<T>(op->imm);
+    VTRACE_ACCESS(cpu.try_store(address, value), cpu.store(op, address, value), (mov_mem_imm<T, Ea, false>));
     VTRACE_NEXT(cpu, op);
 }
 /// MOV AL/AX/EAX/RAX with a 64-bit absolute offset, in `imm`.
@@ -111,12 +116,13 @@ const Op* extend_reg(Cpu& cpu, const Op* op) {
     cpu.set<To>(op->reg, extend<To, From, Signed>(cpu.get<From>(op->rm)));
     VTRACE_NEXT(cpu, op);
 }
-template <class To, class From, bool Signed, class Ea>
+template <class To, class From, bool Signed, class Ea, bool Fast = has_fast_path<Ea>>
 const Op* extend_mem(Cpu& cpu, const Op* op) {
     uint64_t address;
     From value;
-    if (!Ea::get(cpu, op, sizeof(From), false, address) || !cpu.load(op, address, value))
+    if (!Ea::get(cpu, op, sizeof(From), false, address))
         return nullptr;
+    VTRACE_ACCESS(cpu.try_load(address, value), cpu.load(op, address, value), (extend_mem<To, From, Signed, Ea, false>));
     cpu.set<To>(op->reg, extend<To, From, Signed>(value));
     VTRACE_NEXT(cpu, op);
 }
@@ -192,10 +198,10 @@ unsigned stack_width(const DecodeInput& in) {
     return in.instruction.operand_width;
 }
 
-template <class T, bool Flat>
+template <class T, bool Flat, bool Fast = Flat>
 const Op* push_reg(Cpu& cpu, const Op* op) {
-    if (!Stack<Flat>::push(cpu, op, cpu.get<T>(op->reg)))
-        return nullptr;
+    const T value = cpu.get<T>(op->reg);
+    VTRACE_ACCESS(Stack<Flat>::try_push(cpu, value), Stack<Flat>::push(cpu, op, value), (push_reg<T, Flat, false>));
     VTRACE_NEXT(cpu, op);
 }
 template <class T, bool Flat>
@@ -213,11 +219,10 @@ const Op* push_mem(Cpu& cpu, const Op* op) {
         return nullptr;
     VTRACE_NEXT(cpu, op);
 }
-template <class T, bool Flat>
+template <class T, bool Flat, bool Fast = Flat>
 const Op* pop_reg(Cpu& cpu, const Op* op) {
     T value;
-    if (!Stack<Flat>::pop(cpu, op, value))
-        return nullptr;
+    VTRACE_ACCESS(Stack<Flat>::try_pop(cpu, value), Stack<Flat>::pop(cpu, op, value), (pop_reg<T, Flat, false>));
     cpu.set<T>(op->reg, value); // after the increment: POP RSP gives what was popped
     VTRACE_NEXT(cpu, op);
 }
@@ -451,12 +456,13 @@ const Op* cmov_reg(Cpu& cpu, const Op* op) {
     cpu.set<T>(op->reg, condition<Code>(cpu.flags) ? cpu.get<T>(op->rm) : cpu.get<T>(op->reg));
     VTRACE_NEXT(cpu, op);
 }
-template <unsigned Code, class T, class Ea>
+template <unsigned Code, class T, class Ea, bool Fast = has_fast_path<Ea>>
 const Op* cmov_mem(Cpu& cpu, const Op* op) {
     uint64_t address;
     T value;
-    if (!Ea::get(cpu, op, sizeof(T), false, address) || !cpu.load(op, address, value))
+    if (!Ea::get(cpu, op, sizeof(T), false, address))
         return nullptr;
+    VTRACE_ACCESS(cpu.try_load(address, value), cpu.load(op, address, value), (cmov_mem<Code, T, Ea, false>));
     cpu.set<T>(op->reg, condition<Code>(cpu.flags) ? value : cpu.get<T>(op->reg));
     VTRACE_NEXT(cpu, op);
 }

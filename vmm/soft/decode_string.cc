@@ -216,7 +216,7 @@ const Op* string_op(Cpu& cpu, const Op* op) {
         uint64_t done = 0;
         while (uint64_t left = Index::get(cpu, op, RCX)) {
             if (done >= chunk) {
-                cpu.budget += cpu.block->count - op->before - 1; // this much of it has retired
+                cpu.budget += op->left - 1; // this much of it has retired
                 return cpu.leave_at(cpu.op_rip(op), Leave::boundary);
             }
             if constexpr (can_bulk) {

@@ -28,7 +28,7 @@ struct Op {
     uint8_t scale;  // shift count of the index, 0..3
     uint8_t seg;    // Seg of the memory operand
     uint8_t len;    // instruction length in bytes
-    uint8_t before; // instructions of the block before this one
+    uint8_t left;    // instructions of the block from this one on, itself included
     uint16_t offset; // of the instruction from the start of the block, in bytes
     uint16_t aux;    // meaning is the handler's own
 };
@@ -61,12 +61,24 @@ inline constexpr unsigned max_instruction_length = 15;
 #if defined(__OPTIMIZE__) && !defined(__SANITIZE_ADDRESS__) && !defined(VTRACE_NO_TAIL_CALLS)
 #define VTRACE_RUN_OP(cpu, op) return (op)->fn((cpu), (op))
 #else
-#define VTRACE_RUN_OP(cpu, op) return (op)
+#define VTRACE_RUN_OP(cpu, op) return static_cast<void>(cpu), (op)
 #endif
 #define VTRACE_NEXT(cpu, op) VTRACE_RUN_OP(cpu, (op) + 1)
 // For handlers with locals whose address is taken, which keeps the compiler from a tail call: a call would let the stack
 // grow with each instruction.
 #define VTRACE_NEXT_BY_LOOP(cpu, op) return static_cast<void>(cpu), (op) + 1
+
+// A handler that touches memory is compiled twice: `Fast` knows the fast path only, and where that doesn't do calls the
+// other, as a tail call. So the fast one needs no stack frame. For use in a handler template with a parameter Fast.
+#define VTRACE_ACCESS(fast, slow, slow_handler)                                                                        \
+    do {                                                                                                               \
+        if constexpr (Fast) {                                                                                          \
+            if (VTRACE_UNLIKELY(!(fast)))                                                                              \
+                return (slow_handler)(cpu, op);                                                                        \
+        } else if (!(slow)) {                                                                                          \
+            return nullptr;                                                                                            \
+        }                                                                                                              \
+    } while (0)
 
 #define VTRACE_LIKELY(condition) __builtin_expect(!!(condition), 1)
 #define VTRACE_UNLIKELY(condition) __builtin_expect(!!(condition), 0)

@@ -84,6 +84,10 @@ Handler by_condition(unsigned code, Make make) {
     }
 }
 
+/// Do operands of this address class have a fast path? (Others may fault before the access.)
+template <class Ea>
+inline constexpr bool has_fast_path = !std::is_same_v<Ea, EaAny>;
+
 inline bool is_register(const ZydisDecodedOperand& operand) { return operand.type == ZYDIS_OPERAND_TYPE_REGISTER; }
 inline bool is_memory(const ZydisDecodedOperand& operand) { return operand.type == ZYDIS_OPERAND_TYPE_MEMORY; }
 inline bool is_immediate(const ZydisDecodedOperand& operand) { return operand.type == ZYDIS_OPERAND_TYPE_IMMEDIATE; }

@@ -19,9 +19,12 @@ struct SoftVcpu::SingleBlock {
     Block* block() { return reinterpret_cast<Block*>(storage); }
 };
 
-SoftVcpu::SoftVcpu(GuestMemory& memory, CpuPins& pins, Clock& clock, const CpuidModel& cpuid)
-    : cpu_(std::make_unique<Cpu>(memory, pins, clock, cpuid)), blocks_(memory), single_(std::make_unique<SingleBlock>()) {
-    cpu_->blocks = &blocks_;
+SoftVcpu::SoftVcpu(GuestMemory& memory, CpuPins& pins, Clock& clock, const CpuidModel& cpuid,
+                   std::shared_ptr<BlockCache> blocks)
+    : cpu_(std::make_unique<Cpu>(memory, pins, clock, cpuid)),
+      blocks_(blocks ? std::move(blocks) : std::make_shared<BlockCache>(memory)), single_(std::make_unique<SingleBlock>()) {
+    cpu_->blocks = blocks_.get();
+    blocks_->add(*cpu_);
 }
 
 void SoftVcpu::record(const Recording& recording) {
@@ -30,7 +33,7 @@ void SoftVcpu::record(const Recording& recording) {
     cpu_->update_recording();
 }
 
-SoftVcpu::~SoftVcpu() = default;
+SoftVcpu::~SoftVcpu() { blocks_->remove(*cpu_); }
 
 CpuState SoftVcpu::state() const { return cpu_->state(); }
 void SoftVcpu::set_state(const CpuState& state) { cpu_->set_state(state); }
@@ -81,7 +84,7 @@ Block* SoftVcpu::find_block() {
         entry = {page | user, (where.gpa & ~page_mask) | (where.global ? tlb_global : 0)};
     }
     const Gpa gpa = (entry.gpa & ~page_mask) | (address & page_mask);
-    Block* block = cpu.memory.at(gpa) ? blocks_.get(cpu, gpa) : nullptr;
+    Block* block = cpu.memory.at(gpa) ? blocks_->get(cpu, gpa) : nullptr;
     if (!block) {
         cpu.leave = Leave::restart_single;
         return nullptr;
@@ -117,7 +120,7 @@ bool SoftVcpu::decode_single() {
         const unsigned part = std::min<uint64_t>(max_instruction_length - have, page_size - (address & page_mask));
         if (const uint8_t* host = cpu.memory.at(where.gpa, part)) {
             std::memcpy(bytes + have, host, part);
-            blocks_.log_code(cpu, where.gpa, part);
+            blocks_->log_code(cpu, where.gpa, part);
         } else {
             std::memset(bytes + have, 0xff, part); // nobody answers
         }
@@ -135,13 +138,13 @@ bool SoftVcpu::decode_single() {
     block->mode = cpu.mode;
     block->valid = true;
     block->ops[0] = decoded.op;
-    place_op(block->ops[0], 0, 0);
+    place_op(block->ops[0], 0);
+    block->ops[0].left = 1;
     block->ops[1] = Op{};
     block->ops[1].fn = [](Cpu& c, const Op* op) -> const Op* {
         return c.leave_at(c.truncate_rip(c.op_rip(op)), Leave::lookup);
     };
     block->ops[1].offset = decoded.op.len;
-    block->ops[1].before = 1;
     return true;
 }
 
@@ -265,7 +268,7 @@ VcpuRun SoftVcpu::run(uint64_t budget) {
 
     VcpuExit exit = VcpuExit::budget;
     for (;;) {
-        blocks_.free_graveyard();
+        blocks_->free_graveyard();
         if (cpu.stop_requested.exchange(false, std::memory_order_relaxed)) {
             exit = VcpuExit::stopped;
             break;

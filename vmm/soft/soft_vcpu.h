@@ -11,8 +11,10 @@ namespace vtrace::soft {
 
 class SoftVcpu final : public Vcpu {
   public:
-    /// All that is handed over is borrowed and must outlive it.
-    SoftVcpu(GuestMemory& memory, CpuPins& pins, Clock& clock, const CpuidModel& cpuid);
+    /// What is handed over by reference is borrowed and must outlive it. vCPUs of one machine share one cache; null: one
+    /// of its own.
+    SoftVcpu(GuestMemory& memory, CpuPins& pins, Clock& clock, const CpuidModel& cpuid,
+             std::shared_ptr<BlockCache> blocks = nullptr);
     ~SoftVcpu() override;
 
     CpuState state() const override;
@@ -30,7 +32,7 @@ class SoftVcpu final : public Vcpu {
     uint64_t retired() const { return cpu_->run_retired_base; }
     /// Empties the BTS area into the ring, however full it is.
     void drain_records() { cpu_->drain_records(); }
-    const BlockCache& blocks() const { return blocks_; }
+    const BlockCache& blocks() const { return *blocks_; }
 
   private:
     /// What a boundary leads to.
@@ -46,7 +48,7 @@ class SoftVcpu final : public Vcpu {
     void note_address_space();
 
     std::unique_ptr<Cpu> cpu_; // large: TLBs inside
-    BlockCache blocks_;
+    std::shared_ptr<BlockCache> blocks_;
 
     // The one instruction that is executed alone, and the op that leaves it.
     struct SingleBlock;

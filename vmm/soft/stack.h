@@ -47,6 +47,22 @@ struct Stack {
                    cpu.store(op, linear, value);
         }
     }
+    /// The fast path alone, in 64-bit code.
+    template <class T>
+    static bool try_push(Cpu& cpu, T value) {
+        const uint64_t offset = cpu.gpr[RSP] - sizeof(T);
+        if (!cpu.try_store(offset, value))
+            return false;
+        cpu.gpr[RSP] = offset;
+        return true;
+    }
+    template <class T>
+    static bool try_pop(Cpu& cpu, T& value) {
+        if (!cpu.try_load(cpu.gpr[RSP], value))
+            return false;
+        cpu.gpr[RSP] += sizeof(T);
+        return true;
+    }
     /// Both move the stack pointer only on success. False as for Cpu::load().
     template <class T>
     static bool push(Cpu& cpu, const Op* op, T value) {
