@@ -120,6 +120,11 @@ void BlockCache::invalidate_page(Gpa gpa) {
     auto& page = pages_[memory_.page_index(gpa)];
     if (!page)
         return;
+    for (Cpu* user : users_) {
+        user->link_request = nullptr;
+        for (JumpTable& table : user->jump_tables)
+            table.drop_blocks_of_page(gpa);
+    }
     for (Block* block : page->lines)
         for (; block; block = block->next) {
             block->valid = false;
@@ -128,10 +133,6 @@ void BlockCache::invalidate_page(Gpa gpa) {
         }
     page.reset();
     ++invalidations_;
-    for (Cpu* user : users_) {
-        user->link_request = nullptr;
-        user->flush_jumps();
-    }
 }
 
 void BlockCache::invalidate_all() {

@@ -87,7 +87,27 @@ void JumpTable::flush() {
     for (uint16_t slot : used)
         entries[slot] = {};
     used.clear();
+    pages.reset();
     any_not_global = false;
+}
+
+template <class Predicate>
+void JumpTable::drop_if(Predicate predicate) {
+    std::erase_if(used, [&](uint16_t slot) {
+        const bool drop = predicate(entries[slot]);
+        if (drop)
+            entries[slot] = {};
+        return drop;
+    });
+}
+
+void JumpTable::drop_linear(uint64_t address, unsigned page_shift) {
+    if (page_shift > 12 || pages.test(page_bit(address)))
+        drop_if([&](const JumpEntry& entry) { return (entry.address ^ address) >> page_shift == 0; });
+}
+
+void JumpTable::drop_blocks_of_page(Gpa gpa) {
+    drop_if([&](const JumpEntry& entry) { return ((entry.block->gpa ^ gpa) & ~page_mask) == 0; });
 }
 
 void JumpTable::insert(uint64_t address, Block* block, bool global) {
@@ -95,23 +115,27 @@ void JumpTable::insert(uint64_t address, Block* block, bool global) {
     if (!entries[slot].block)
         used.push_back(static_cast<uint16_t>(slot));
     entries[slot] = {address, block};
+    pages.set(page_bit(address));
     any_not_global |= !global;
 }
 
 void Cpu::flush_tlb() {
+    for (auto& regions : large_pages)
+        regions.reset();
     for (auto& table : tlbs)
         std::fill(std::begin(table), std::end(table), TlbEntry{tlb_no_tag, tlb_no_tag, 0, 0});
     std::fill(std::begin(code_tlb), std::end(code_tlb), CodeTlbEntry{tlb_no_tag, 0});
-    flush_jumps();
+    for (JumpTable& table : jump_tables)
+        table.flush();
 }
 
 void Cpu::flush_tlb_not_global() {
     for (auto& table : tlbs)
         for (TlbEntry& entry : table)
-            if (!(entry.gpa & tlb_global))
+            if (!(entry.gpa & TlbMark::global))
                 entry.read_tag = entry.write_tag = tlb_no_tag;
     for (CodeTlbEntry& entry : code_tlb)
-        if (!(entry.gpa & tlb_global))
+        if (!(entry.gpa & TlbMark::global))
             entry.tag = tlb_no_tag;
     for (JumpTable& table : jump_tables)
         if (table.any_not_global)
@@ -123,12 +147,29 @@ void Cpu::flush_tlb_page(uint64_t address) {
     for (auto& table : tlbs)
         table[page >> 12 & (tlb_entries - 1)].read_tag = table[page >> 12 & (tlb_entries - 1)].write_tag = tlb_no_tag;
     code_tlb[page >> 12 & (code_tlb_entries - 1)].tag = tlb_no_tag;
-    flush_jumps();
+    for (JumpTable& table : jump_tables)
+        table.drop_linear(address, 12);
+
+    for (unsigned i = 0; i < std::size(large_page_shifts); ++i) {
+        const unsigned shift = large_page_shifts[i];
+        if (!large_pages[i].test((address >> shift) % large_pages[i].size()))
+            continue;
+        for (auto& table : tlbs)
+            for (TlbEntry& entry : table)
+                if (TlbMark::page_shift(entry.gpa) == shift && (entry.read_tag ^ address) >> shift == 0)
+                    entry.read_tag = entry.write_tag = tlb_no_tag;
+        for (CodeTlbEntry& entry : code_tlb)
+            if (TlbMark::page_shift(entry.gpa) == shift && (entry.tag ^ address) >> shift == 0)
+                entry.tag = tlb_no_tag;
+        for (JumpTable& table : jump_tables)
+            table.drop_linear(address, shift);
+    }
 }
 
-void Cpu::flush_jumps() {
-    for (JumpTable& table : jump_tables)
-        table.flush();
+void Cpu::note_large_page(uint64_t address, unsigned page_shift) {
+    for (unsigned i = 0; i < std::size(large_page_shifts); ++i)
+        if (large_page_shifts[i] == page_shift)
+            large_pages[i].set((address >> page_shift) % large_pages[i].size());
 }
 
 void Cpu::memory_written(Gpa gpa, unsigned size) {

@@ -7,6 +7,7 @@
 #include <array>
 #include <atomic>
 #include <bit>
+#include <bitset>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -36,7 +37,7 @@ struct TlbEntry {
     uint64_t read_tag;
     uint64_t write_tag;
     uintptr_t addend; // host address = linear address + addend
-    Gpa gpa;          // of the page; bit 0: the mapping is global
+    Gpa gpa;          // of the page, and in the low bits the marks of TlbMark
 };
 inline constexpr uint64_t tlb_no_tag = ~0ull;
 inline constexpr unsigned tlb_entries = 1024;
@@ -47,9 +48,17 @@ inline constexpr unsigned mmu_contexts = 3;
 
 struct CodeTlbEntry {
     uint64_t tag; // linear page | 1 for user; tlb_no_tag
-    Gpa gpa;      // of the page; bit 0: the mapping is global
+    Gpa gpa;      // as in TlbEntry
 };
-inline constexpr Gpa tlb_global = 1;
+
+/// Low bits of an entry's gpa: whether the mapping is global, and the size of the guest's page that the entry is a 4 KiB
+/// piece of (INVLPG takes all pieces).
+namespace TlbMark {
+inline constexpr Gpa global = 1;
+inline constexpr unsigned shift_at = 1; // bits 6:1, the page's size as a power of two
+constexpr Gpa make(bool is_global, unsigned page_shift) { return Gpa{is_global} | Gpa{page_shift} << shift_at; }
+constexpr unsigned page_shift(Gpa gpa) { return gpa >> shift_at & 0x3f; }
+} // namespace TlbMark
 inline constexpr unsigned code_tlb_entries = 512;
 
 enum class Access : uint8_t { read, write, fetch };
@@ -65,10 +74,19 @@ inline constexpr unsigned jump_kinds = 3;
 
 struct JumpTable {
     std::unique_ptr<JumpEntry[]> entries = std::make_unique<JumpEntry[]>(jump_entries);
-    std::vector<uint16_t> used;   // slots filled since the last flush, so that a flush costs what was used
-    bool any_not_global = false;  // holds something that a CR3 write must flush
-    void flush();
+    std::vector<uint16_t> used;  // slots filled since the last flush, so that a flush costs what was used
+    std::bitset<4096> pages;     // linear pages (hashed) that entries are of
+    bool any_not_global = false; // holds something that a CR3 write must flush
+
     void insert(uint64_t address, Block* block, bool global);
+    void flush();
+    void drop_linear(uint64_t address, unsigned page_shift);
+    void drop_blocks_of_page(Gpa gpa);
+
+  private:
+    template <class Predicate>
+    void drop_if(Predicate predicate);
+    size_t page_bit(uint64_t address) const { return (address >> 12 ^ address >> 24) % pages.size(); }
 };
 inline unsigned jump_slot(uint64_t address) { return (address ^ address >> 14) & (jump_entries - 1); }
 
@@ -78,6 +96,7 @@ inline unsigned jump_slot(uint64_t address) { return (address ^ address >> 14) &
 struct Translation {
     Gpa gpa = 0; // of the byte
     bool user = false, global = false, writable_now = false; // writable_now: a store needs no further check or D bit
+    uint8_t page_shift = 12; // of the page's size
 };
 
 /// Why the handlers gave control back to the run loop.
@@ -165,6 +184,9 @@ struct Cpu {
     TlbEntry tlbs[mmu_contexts][tlb_entries];
     CodeTlbEntry code_tlb[code_tlb_entries];
     JumpTable jump_tables[jump_kinds];
+    // Linear regions (hashed, by page size) of which a piece of a large page may be in a TLB.
+    static constexpr unsigned large_page_shifts[] = {21, 22, 30};
+    std::bitset<1024> large_pages[std::size(large_page_shifts)];
     unsigned other_jumps_are = ~0u; // CPL and mode that the table JumpKind::other was filled under
 
     Cpu(GuestMemory& memory, CpuPins& pins, Clock& clock, const CpuidModel& cpuid);
@@ -347,8 +369,8 @@ struct Cpu {
     void select_tlb();
     void flush_tlb();            // everything
     void flush_tlb_not_global(); // what a CR3 write flushes
-    void flush_tlb_page(uint64_t address);
-    void flush_jumps();
+    void flush_tlb_page(uint64_t address); // the guest's page, of whatever size: INVLPG
+    void note_large_page(uint64_t address, unsigned page_shift);
     /// After anything that `mode`, `cpl`, `tlb`, `jumps`, `segment_base` or `fp_blocked` depend on has changed.
     void update_mode();
     /// Physical memory was written other than through store(): forget code that lay there.

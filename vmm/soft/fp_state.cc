@@ -96,15 +96,16 @@ bool locate(Cpu& cpu, const Op* op, unsigned size, bool write, uint64_t alignmen
 template <class Ea>
 const Op* run_fxsave(Cpu& cpu, const Op* op) {
     uint64_t linear;
-    uint8_t memory[Fx::xmm_end];
+    uint8_t memory[sizeof cpu.fpu.fxsave]; // all 512 bytes are accessed, those that stay as they are too
     unsigned size = xmm_end_of(op);
-    if (!state_may_run(cpu, op) || !locate<Ea>(cpu, op, sizeof cpu.fpu.fxsave, true, fxsave_alignment_mask, linear))
+    if (!state_may_run(cpu, op) || !locate<Ea>(cpu, op, sizeof memory, true, fxsave_alignment_mask, linear) ||
+        !cpu.load_for_write_slow(op, linear, memory, sizeof memory))
         return nullptr;
     x87_to_memory(cpu.fpu, op, memory);
     uint32_t mxcsr[2] = {mxcsr_of(cpu.fpu), Mxcsr::supported};
     std::memcpy(memory + Fx::mxcsr, mxcsr, sizeof mxcsr);
     std::memcpy(memory + Fx::xmm, cpu.fpu.fxsave.data() + Fx::xmm, size - Fx::xmm);
-    if (!cpu.store_bytes(op, linear, memory, size))
+    if (!cpu.store_bytes(op, linear, memory, sizeof memory))
         return nullptr;
     VTRACE_NEXT_BY_LOOP(cpu, op);
 }
@@ -112,10 +113,10 @@ const Op* run_fxsave(Cpu& cpu, const Op* op) {
 template <class Ea>
 const Op* run_fxrstor(Cpu& cpu, const Op* op) {
     uint64_t linear;
-    uint8_t memory[Fx::xmm_end];
+    uint8_t memory[sizeof cpu.fpu.fxsave];
     unsigned size = xmm_end_of(op);
-    if (!state_may_run(cpu, op) || !locate<Ea>(cpu, op, sizeof cpu.fpu.fxsave, false, fxsave_alignment_mask, linear) ||
-        !cpu.load_bytes(op, linear, memory, size))
+    if (!state_may_run(cpu, op) || !locate<Ea>(cpu, op, sizeof memory, false, fxsave_alignment_mask, linear) ||
+        !cpu.load_bytes(op, linear, memory, sizeof memory))
         return nullptr;
     auto mxcsr = get<uint32_t>(memory, Fx::mxcsr);
     if (mxcsr & ~Mxcsr::supported)

@@ -26,6 +26,7 @@ struct Walk {
     unsigned count = 0;
     unsigned entry_size = 8;
     Gpa page = 0; // physical address of the byte
+    uint8_t page_shift = 12;
     bool user = true, writable = true, execute_disable = false, global = false;
     enum class Result : uint8_t { ok, not_present, reserved } result = Result::ok;
 };
@@ -73,6 +74,7 @@ void walk_64(const Cpu& cpu, uint64_t address, unsigned top_shift, Walk& walk) {
             walk.execute_disable |= bool(entry & Pte::xd);
         }
         if (large || shift == 12) {
+            walk.page_shift = static_cast<uint8_t>(shift);
             uint64_t offset_mask = (1ull << shift) - 1;
             walk.page = (entry & Pte::address & ~offset_mask) | (address & offset_mask);
             walk.global = (entry & Pte::g) && (cpu.cr4 & Cr4::pge);
@@ -102,6 +104,7 @@ void walk_32(const Cpu& cpu, uint64_t address, Walk& walk) {
                 walk.result = Walk::Result::reserved;
                 return;
             }
+            walk.page_shift = 22;
             walk.page = (entry & 0xffc0'0000) | (entry >> 13 & 0xff) << 32 | (address & 0x3f'ffff);
         } else if (shift == 12) {
             walk.page = (entry & 0xffff'f000) | (address & page_mask);
@@ -159,7 +162,7 @@ bool allowed(const Cpu& cpu, const Walk& walk, Access access, MmuContext context
 
 bool Cpu::translate(uint64_t address, Access access, MmuContext context, Translation& result) {
     if (!(cr0 & Cr0::pg)) {
-        result = {address & 0xffff'ffff, true, false, true};
+        result = {address & 0xffff'ffff, true, false, true, 12};
         return true;
     }
     if (long_mode() && !is_canonical(address)) {
@@ -179,7 +182,7 @@ bool Cpu::translate(uint64_t address, Access access, MmuContext context, Transla
     }
     set_accessed(*this, walk, access == Access::write);
     bool dirty = access == Access::write || (walk.levels[walk.count - 1].entry & Pte::d);
-    result = {walk.page, walk.user, walk.global, dirty && allowed(*this, walk, Access::write, context)};
+    result = {walk.page, walk.user, walk.global, dirty && allowed(*this, walk, Access::write, context), walk.page_shift};
     return true;
 }
 
@@ -266,7 +269,9 @@ void fill_tlb(Cpu& cpu, const Pieces::Piece& piece, MmuContext context) {
     bool writable = piece.where.writable_now && !(cpu.blocks && cpu.blocks->page_has_code(gpa));
     cpu.tlbs[static_cast<unsigned>(context)][page >> 12 & (tlb_entries - 1)] = {
         page, writable ? page : tlb_no_tag, reinterpret_cast<uintptr_t>(piece.host) - piece.address,
-        gpa | (piece.where.global ? tlb_global : 0)};
+        gpa | TlbMark::make(piece.where.global, piece.where.page_shift)};
+    if (piece.where.page_shift > 12)
+        cpu.note_large_page(page, piece.where.page_shift);
 }
 
 /// The fault of a data access by an instruction: a non-canonical stack address is #SS, not #GP (SDM vol. 1, 3.3.7.1).

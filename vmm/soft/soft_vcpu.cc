@@ -81,7 +81,9 @@ Block* SoftVcpu::find_block() {
             return nullptr;
         }
         note_code_page(address, where);
-        entry = {page | user, (where.gpa & ~page_mask) | (where.global ? tlb_global : 0)};
+        entry = {page | user, (where.gpa & ~page_mask) | TlbMark::make(where.global, where.page_shift)};
+        if (where.page_shift > 12)
+            cpu.note_large_page(address, where.page_shift);
     }
     const Gpa gpa = (entry.gpa & ~page_mask) | (address & page_mask);
     Block* block = cpu.memory.at(gpa) ? blocks_->get(cpu, gpa) : nullptr;
@@ -89,7 +91,7 @@ Block* SoftVcpu::find_block() {
         cpu.leave = Leave::restart_single;
         return nullptr;
     }
-    const bool global = entry.gpa & tlb_global;
+    const bool global = entry.gpa & TlbMark::global;
     const unsigned table = cpu.jumps == cpu.jump_tables[0].entries.get()   ? 0
                            : cpu.jumps == cpu.jump_tables[1].entries.get() ? 1
                                                                            : 2;
