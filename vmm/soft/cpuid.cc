@@ -1,6 +1,8 @@
 // CPUID's leaves (SDM vol. 2, CPUID, table 3-8).
 #include "vmm/soft/cpuid.h"
 
+#include "vmm/soft/fp_host.h"
+
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -233,6 +235,11 @@ Result<CpuidModel> CpuidModel::by_name(std::string_view name) {
         model.name_ = candidate.name;
         model.features_ = candidate.features;
         model.signature_ = candidate.signature;
+        for (unsigned i = 0; i < static_cast<unsigned>(Feature::count); ++i) {
+            const auto feature = static_cast<Feature>(i);
+            if (model.has(feature) && !soft::host_supports(feature))
+                return fail("this host can't execute all of CPU model '{}': it lacks SSE extensions that the model has", name);
+        }
         return model;
     }
     return fail("no CPU model '{}'; there are: {}", name, fmt::join(names(), ", "));
