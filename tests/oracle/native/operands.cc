@@ -145,6 +145,11 @@ class Preparer {
 
     /// Where an operand of `size` bytes is to lie.
     uint64_t data_address(uint64_t size) {
+        // What must be aligned is, most of the time, wherever it lies.
+        uint64_t mask = size >= 16 && r_.chance(70) ? 15 : 0;
+        return any_address(size) & ~mask;
+    }
+    uint64_t any_address(uint64_t size) {
         uint64_t room = Arena::writable - (size < 4096 ? size : 4096),
                  at = Arena::data + r_.below(static_cast<uint32_t>(room + 1));
         uint64_t align = size >= 16 ? 16 : size ? std::bit_floor(size) : 1;
