@@ -331,9 +331,14 @@ struct Cpu {
     Loaded load_slow_value(const Op* op, uint64_t address, unsigned size);
     Loaded load_for_write_slow_value(const Op* op, uint64_t address, unsigned size);
     bool store_slow_value(const Op* op, uint64_t address, uint64_t value, unsigned size);
-    bool load_slow(const Op* op, uint64_t address, void* value, unsigned size);
+    bool load_as(const Op* op, uint64_t address, void* value, unsigned size, Access access);
+    bool load_slow(const Op* op, uint64_t address, void* value, unsigned size) {
+        return load_as(op, address, value, size, Access::read);
+    }
+    bool load_for_write_slow(const Op* op, uint64_t address, void* value, unsigned size) {
+        return load_as(op, address, value, size, Access::write);
+    }
     bool store_slow(const Op* op, uint64_t address, const void* value, unsigned size);
-    bool load_for_write_slow(const Op* op, uint64_t address, void* value, unsigned size);
     /// Blocks of any size (FXSAVE areas), at most a page: all or nothing.
     bool load_bytes(const Op* op, uint64_t address, void* bytes, unsigned size) {
         return load_slow(op, address, bytes, size);

@@ -217,7 +217,9 @@ Decoded decode_instruction(std::span<const uint8_t> bytes, CodeMode mode, const 
     DecodeInput input{instruction, operands, bytes.data(), mode, shape, cpuid};
     bool& ends = decoded.ends_block;
     if (!offered(instruction, cpuid) ||
-        !(decode_alu(input, op) || decode_move(input, op) || decode_branch(input, op, ends) || decode_string(input, op, ends) ||
+        !(decode_move(input, op) || decode_alu(input, op) || decode_stack(input, op) || decode_shift(input, op) ||
+          decode_bits(input, op) || decode_flags(input, op) || decode_multiply(input, op) ||
+          decode_exchange(input, op) || decode_branch(input, op, ends) || decode_string(input, op, ends) ||
           decode_system(input, op, ends) || decode_fp(input, op, ends))) {
         uint8_t length = op.len;
         decoded = no_instruction(raise_undefined);

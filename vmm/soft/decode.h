@@ -32,8 +32,14 @@ uint8_t gpr_offset(ZydisRegister reg);
 
 /// Each part picks the handler for the mnemonics that are its own and says so; else false, op untouched.
 /// Sets ends_block when the instruction must be the last of its block.
-bool decode_alu(const DecodeInput& input, Op& op);  // decode_alu.cc, arithmetic and logic
-bool decode_move(const DecodeInput& input, Op& op); // decode_move.cc, data movement, stack, bits, flags
+bool decode_move(const DecodeInput& input, Op& op);
+bool decode_alu(const DecodeInput& input, Op& op);
+bool decode_stack(const DecodeInput& input, Op& op);
+bool decode_shift(const DecodeInput& input, Op& op);
+bool decode_bits(const DecodeInput& input, Op& op);
+bool decode_flags(const DecodeInput& input, Op& op);
+bool decode_multiply(const DecodeInput& input, Op& op);
+bool decode_exchange(const DecodeInput& input, Op& op);
 bool decode_branch(const DecodeInput& input, Op& op, bool& ends_block);
 bool decode_string(const DecodeInput& input, Op& op, bool& ends_block);
 bool decode_system(const DecodeInput& input, Op& op, bool& ends_block); // decode_system.cc, privileged and segment instructions

@@ -189,7 +189,8 @@ template <CounterTest Test>
 void select_counter(const DecodeInput& in, Op& op) {
     relative_operand(in, op);
     op.fn = by_wide_width(in.instruction.address_width, [&]<class Counter>() -> Handler {
-        return by_target_width(in, []<bool Flat, class T>() -> Handler { return counter_branch<Test, Counter, Flat, T>; });
+        return by_target_width(in,
+                               []<bool Flat, class T>() -> Handler { return counter_branch<Test, Counter, Flat, T>; });
     });
 }
 

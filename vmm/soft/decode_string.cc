@@ -1,8 +1,8 @@
 // String instructions, with and without REP.
 //
-// A REP instruction retires as one instruction, however many iterations it makes, up to rep_chunk of them: then it gives way
-// to events with RIP still at itself, having retired once, and goes on as a new one. So no guest can hold the engine for
-// longer than that, and virtual time is defined (docs/time.md). Iterations are never branches.
+// A REP instruction retires as one instruction, however many iterations it makes, up to rep_chunk of them: then it
+// gives way to events with RIP still at itself, having retired once, and goes on as a new one. So no guest can hold the
+// engine for longer than that, and virtual time is defined (docs/time.md). Iterations are never branches.
 #include "vmm/soft/select.h"
 #include "vmm/soft/system.h"
 
@@ -39,7 +39,9 @@ struct Index {
             cpu.gpr[reg] = value;
         }
     }
-    static void add(Cpu& cpu, const Op* op, unsigned reg, uint64_t step) { set(cpu, op, reg, get(cpu, op, reg) + step); }
+    static void add(Cpu& cpu, const Op* op, unsigned reg, uint64_t step) {
+        set(cpu, op, reg, get(cpu, op, reg) + step);
+    }
 };
 
 template <class T>
@@ -125,7 +127,9 @@ struct Cmps {
     }
 };
 
-uint16_t io_port(const Cpu& cpu) { return cpu.get<uint16_t>(RDX * 8); }
+uint16_t io_port(const Cpu& cpu) {
+    return cpu.get<uint16_t>(RDX * 8);
+}
 
 struct Ins {
     static constexpr bool compares = false;
@@ -157,7 +161,8 @@ struct Outs {
     }
 };
 
-/// Host memory of `count` elements from the linear address on, as far as the fast path reaches in its page; null if not.
+/// Host memory of `count` elements from the linear address on, as far as the fast path reaches in its page; null if
+/// not.
 template <class T>
 uint8_t* fast_span(const Cpu& cpu, uint64_t address, bool write, uint64_t& count) {
     const TlbEntry& entry = cpu.tlb[address >> 12 & (tlb_entries - 1)];
@@ -200,7 +205,9 @@ uint64_t bulk(Cpu& cpu, uint64_t most) {
 }
 
 /// Whether single-stepping or breakpoints want to see each iteration.
-bool every_iteration(const Cpu& cpu) { return (cpu.system_flags & Rflags::tf) || (cpu.dr7 & 0xff); }
+bool every_iteration(const Cpu& cpu) {
+    return (cpu.system_flags & Rflags::tf) || (cpu.dr7 & 0xff);
+}
 
 template <class Operation, class T, Rep Repeat>
 const Op* string_op(Cpu& cpu, const Op* op) {
@@ -210,8 +217,8 @@ const Op* string_op(Cpu& cpu, const Op* op) {
             return nullptr;
     } else {
         constexpr bool can_bulk = std::is_same_v<Operation, Movs> || std::is_same_v<Operation, Stos>;
-        const bool flat = cpu.code64() && (op->aux & op_address_size_mask) == 2 && op->seg < FS &&
-                          !(cpu.system_flags & Rflags::df);
+        const bool flat =
+            cpu.code64() && (op->aux & op_address_size_mask) == 2 && op->seg < FS && !(cpu.system_flags & Rflags::df);
         const uint64_t chunk = every_iteration(cpu) ? 1 : rep_chunk;
         uint64_t done = 0;
         while (uint64_t left = Index::get(cpu, op, RCX)) {
@@ -276,7 +283,8 @@ void select_string(const DecodeInput& in, Op& op, unsigned width) {
 } // namespace
 
 bool decode_string(const DecodeInput& in, Op& op, bool& ends_block) {
-    if (in.instruction.meta.category != ZYDIS_CATEGORY_STRINGOP && in.instruction.meta.category != ZYDIS_CATEGORY_IOSTRINGOP)
+    if (in.instruction.meta.category != ZYDIS_CATEGORY_STRINGOP &&
+        in.instruction.meta.category != ZYDIS_CATEGORY_IOSTRINGOP)
         return false;
     switch (in.instruction.mnemonic) {
     case ZYDIS_MNEMONIC_MOVSB:

@@ -1,8 +1,8 @@
 // Lazy flags: each arithmetic handler stores what the six status flags can be computed from, three words, no branches.
 //
-//   result  sign-extended to 64 bits:        ZF = (result == 0), SF = sign (xor sign_delta), PF = parity of the low byte
-//   carry   bit 63 is CF; OF = bit 63 xor bit 62
-//   aux     bit 4 is AF; bits 15:8 are xored into the parity byte, bit 16 into SF (only an explicit set uses them)
+//   result  sign-extended to 64 bits:        ZF = (result == 0), SF = sign (xor sign_delta), PF = parity of the low
+//   byte carry   bit 63 is CF; OF = bit 63 xor bit 62 aux     bit 4 is AF; bits 15:8 are xored into the parity byte,
+//   bit 16 into SF (only an explicit set uses them)
 #pragma once
 
 #include <bit>
@@ -13,6 +13,13 @@
 #include "vmm/cpu_state.h"
 
 namespace vtrace::soft {
+
+template <class T>
+constexpr unsigned bits_of = sizeof(T) * 8;
+template <class T>
+bool top_bit(T value) {
+    return value >> (bits_of<T> - 1) & 1;
+}
 
 struct LazyFlags {
     int64_t result = 1;

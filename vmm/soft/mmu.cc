@@ -318,11 +318,12 @@ bool prepare(Cpu& cpu, const Op* op, uint64_t address, unsigned size, Access acc
 
 } // namespace
 
-bool Cpu::load_slow(const Op* op, uint64_t address, void* value, unsigned size) {
+/// A load whose access is checked as `access`: a write where one will follow.
+bool Cpu::load_as(const Op* op, uint64_t address, void* value, unsigned size, Access access) {
     if (!code64())
         address = uint32_t(address);
     Pieces pieces;
-    if (!prepare(*this, op, address, size, Access::read, pieces))
+    if (!prepare(*this, op, address, size, access, pieces))
         return false;
     auto* bytes = static_cast<uint8_t*>(value);
     for (unsigned i = 0; i < pieces.count; ++i) {
@@ -348,30 +349,15 @@ bool Cpu::store_slow(const Op* op, uint64_t address, const void* value, unsigned
     return true;
 }
 
-bool Cpu::load_for_write_slow(const Op* op, uint64_t address, void* value, unsigned size) {
-    if (!code64())
-        address = uint32_t(address);
-    Pieces pieces;
-    if (!prepare(*this, op, address, size, Access::write, pieces))
-        return false;
-    auto* bytes = static_cast<uint8_t*>(value);
-    for (unsigned i = 0; i < pieces.count; ++i) {
-        read_piece(*this, pieces.piece[i], bytes);
-        bytes += pieces.piece[i].size;
-        fill_tlb(*this, pieces.piece[i], data_context());
-    }
-    return true;
-}
-
 Cpu::Loaded Cpu::load_slow_value(const Op* op, uint64_t address, unsigned size) {
     Loaded loaded{0, false};
-    loaded.ok = load_slow(op, address, size <= 8 ? static_cast<void*>(&loaded.value) : scratch, size);
+    loaded.ok = load_as(op, address, size <= 8 ? static_cast<void*>(&loaded.value) : scratch, size, Access::read);
     return loaded;
 }
 
 Cpu::Loaded Cpu::load_for_write_slow_value(const Op* op, uint64_t address, unsigned size) {
     Loaded loaded{0, false};
-    loaded.ok = load_for_write_slow(op, address, size <= 8 ? static_cast<void*>(&loaded.value) : scratch, size);
+    loaded.ok = load_as(op, address, size <= 8 ? static_cast<void*>(&loaded.value) : scratch, size, Access::write);
     return loaded;
 }
 
