@@ -1,9 +1,9 @@
 #include "decode/trace_code.h"
 
-#include "decode/code_lines.h"
-
 #include <algorithm>
 #include <cstring>
+
+#include "decode/code_lines.h"
 
 namespace vtrace {
 

@@ -9,6 +9,7 @@
 
 #include "vmm/soft/cpu.h"
 #include "vmm/soft/decode.h"
+#include "vmm/soft/fuse.h"
 
 namespace vtrace::soft {
 namespace {
@@ -50,6 +51,7 @@ Block* BlockCache::get(Cpu& cpu, Gpa gpa) {
     Op ops[max_block_instructions + 1];
     unsigned count = 0, length = 0;
     bool ends = false;
+    Decoded previous{};
     const uint8_t* bytes = memory_.at(gpa & ~page_mask, page_size) + offset;
     const unsigned available = page_size - offset;
     while (count < max_block_instructions && length < available && !ends) {
@@ -62,6 +64,10 @@ Block* BlockCache::get(Cpu& cpu, Gpa gpa) {
         place_op(op, length);
         length += op.len;
         ends = decoded.ends_block;
+        if (count > 0)
+            if (Handler fused = fused_handler(previous, decoded))
+                ops[count - 1].fn = fused;
+        previous = decoded;
         ++count;
     }
     if (count == 0)

@@ -1,8 +1,6 @@
 // CPUID's leaves (SDM vol. 2, CPUID, table 3-8).
 #include "vmm/soft/cpuid.h"
 
-#include "vmm/soft/fp_host.h"
-
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -12,6 +10,7 @@
 
 #include "vmm/clock.h"
 #include "vmm/devices/platform.h"
+#include "vmm/soft/fp_host.h"
 
 namespace vtrace {
 namespace {

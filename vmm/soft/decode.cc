@@ -3,6 +3,8 @@
 #include <cassert>
 #include <limits>
 
+#include "vmm/soft/fuse.h"
+
 namespace vtrace::soft {
 namespace {
 
@@ -224,6 +226,8 @@ Decoded decode_instruction(std::span<const uint8_t> bytes, CodeMode mode, const 
         uint8_t length = op.len;
         decoded = no_instruction(raise_undefined);
         op.len = length;
+    } else {
+        note_fusion(instruction, operands, mode, decoded);
     }
     return decoded;
 }

@@ -45,10 +45,16 @@ bool decode_string(const DecodeInput& input, Op& op, bool& ends_block);
 bool decode_system(const DecodeInput& input, Op& op, bool& ends_block); // decode_system.cc, privileged and segment instructions
 bool decode_fp(const DecodeInput& input, Op& op, bool& ends_block);     // decode_fp.cc, x87, MMX, SSE, FXSAVE, XSAVE, MXCSR
 
+enum class Compare : uint8_t { none, cmp_register, cmp_immediate, test_register, test_immediate };
+
 /// What one instruction became.
 struct Decoded {
     Op op;
     bool ends_block;
+    // For fusion (fuse.h): a compare of registers or a register and an immediate, and its width in bits; a Jcc's condition.
+    Compare compare = Compare::none;
+    uint8_t compare_width = 0;
+    int8_t condition = -1;
 };
 
 /// Decodes the instruction at the start of `bytes` (at most 15, fewer only at the end of what can be fetched). Never fails:

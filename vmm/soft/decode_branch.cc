@@ -1,6 +1,7 @@
 // Near branches: Jcc, JMP, CALL, RET, LOOPcc, JrCXZ. Each taken one is recorded as it retires.
 //
 // A Jcc that isn't taken goes on in its block; one that is leaves it and gives back the budget of what follows.
+#include "vmm/soft/fuse.h"
 #include "vmm/soft/select.h"
 #include "vmm/soft/stack.h"
 
@@ -220,6 +221,10 @@ bool select_transfer(const DecodeInput& in, Op& op, bool call) {
 }
 
 } // namespace
+
+const Op* take_jcc64(Cpu& cpu, const Op* op) {
+    return take_relative<true, uint64_t>(cpu, op);
+}
 
 bool decode_branch(const DecodeInput& in, Op& op, bool& ends_block) {
     switch (in.instruction.mnemonic) {
