@@ -1,17 +1,65 @@
 #include "cli/guest_symbols.h"
 
+#include <algorithm>
+
+#include <sys/mman.h>
+
 #include "decode/kallsyms.h"
 
 namespace vtrace::cli {
+namespace {
+
+// Where x86-64 Linux maps its image, whatever its KASLR offset (Documentation/arch/x86/x86_64/mm.rst).
+constexpr Gva image_start = 0xffff'ffff'8000'0000, image_end = 0xffff'ffff'c000'0000;
+
+/// Adds a page, merged with the one before it where they are adjacent.
+void add_page(std::vector<RamRange>& ranges, Gpa gpa, const uint8_t* host) {
+    if (!ranges.empty() && ranges.back().gpa + ranges.back().bytes.size() == gpa &&
+        ranges.back().bytes.data() + ranges.back().bytes.size() == host)
+        ranges.back().bytes = {ranges.back().bytes.data(), ranges.back().bytes.size() + page_size};
+    else
+        ranges.push_back({gpa, {host, page_size}});
+}
+
+/// The kernel's image as the first processor's page tables map it; empty where they do not.
+std::vector<RamRange> mapped_image(Machine& machine) {
+    std::vector<RamRange> ranges;
+    for (Gva address = image_start; address < image_end; address += page_size)
+        if (auto gpa = machine.vcpu(0).translate(address))
+            if (const uint8_t* host = machine.memory().at(*gpa, page_size))
+                add_page(ranges, *gpa, host);
+    return ranges;
+}
+
+/// Memory that has ever been touched: the rest of a large guest would be read for nothing, and take host memory.
+void add_touched(std::vector<RamRange>& ranges, GuestMemory& memory, Gpa start, uint64_t size) {
+    constexpr uint64_t step = 1ull << 30;
+    std::vector<unsigned char> resident(step / page_size);
+    for (uint64_t done = 0; done < size; done += step) {
+        const uint64_t part = std::min(step, size - done);
+        uint8_t* host = memory.at(start + done, part);
+        if (!host || mincore(host, part, resident.data()) != 0)
+            continue;
+        for (uint64_t page = 0; page < part / page_size; ++page)
+            if (resident[page] & 1)
+                add_page(ranges, start + done + page * page_size, host + page * page_size);
+    }
+}
+
+} // namespace
 
 std::vector<TraceSymbol> guest_symbols(Machine& machine, std::string& why_none) {
-    const GuestMemory& memory = machine.memory();
     MemoryView view;
-    view.ram.push_back({0, {memory.at(0, memory.low_size()), memory.low_size()}});
-    if (memory.high_size() > 0)
-        view.ram.push_back(
-            {GuestMemory::high_start, {memory.at(GuestMemory::high_start, memory.high_size()), memory.high_size()}});
     view.translate = [&](uint64_t linear) { return machine.vcpu(0).translate(linear); };
+    view.ram = mapped_image(machine);
+    if (!view.ram.empty())
+        if (auto symbols = find_kallsyms(view))
+            return std::move(*symbols);
+    // Early in the boot, or in user space under page-table isolation.
+    GuestMemory& memory = machine.memory();
+    view.ram.clear();
+    add_touched(view.ram, memory, 0, memory.low_size());
+    add_touched(view.ram, memory, GuestMemory::high_start, memory.high_size());
     auto symbols = find_kallsyms(view);
     if (!symbols) {
         why_none = symbols.error().message;

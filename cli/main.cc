@@ -41,7 +41,9 @@ int run(int argc, char** argv) {
     } catch (const CLI::ParseError& error) {
         if (error.get_exit_code() == 0) // --help, --version
             return app.exit(error);
-        return print_error(fmt::format("{} (see 'vtrace --help')", error.what()), ExitStatus::usage);
+        const auto chosen = app.get_subcommands();
+        const std::string command = chosen.empty() ? "vtrace" : "vtrace " + chosen.front()->get_name();
+        return print_error(fmt::format("{} (see '{} --help')", error.what(), command), ExitStatus::usage);
     }
     for (const auto& [sub, action] : actions)
         if (sub->parsed()) {

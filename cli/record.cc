@@ -1,7 +1,10 @@
 // vtrace record: boots a guest and leaves a trace of every branch that it took.
 #include <atomic>
 #include <csignal>
-#include <fstream>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <vector>
 
 #include <sys/resource.h>
 
@@ -13,6 +16,7 @@
 #include "cli/record_options.h"
 #include "cli/recording.h"
 #include "cli/subcommand.h"
+#include "decode/text.h"
 #include "vmm/machine.h"
 
 namespace vtrace::cli {
@@ -70,11 +74,42 @@ class Console {
 };
 
 Result<std::string> read_file(const std::string& path) {
-    std::ifstream file(path, std::ios::binary);
-    std::string bytes((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-    if (!file.good() && !file.eof())
+    constexpr size_t most = 16u << 20; // a UART at 115200 Bd takes 20 minutes for it
+    const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rbe"), std::fclose);
+    if (!file)
+        return fail("cannot open the console input '{}': {}", path, errno_text(errno));
+    std::string bytes;
+    char buffer[1 << 16];
+    while (const size_t count = std::fread(buffer, 1, sizeof buffer, file.get())) {
+        bytes.append(buffer, count);
+        if (bytes.size() > most)
+            return fail("cannot use the console input '{}': it is larger than {} MiB", path, most >> 20);
+    }
+    if (std::ferror(file.get()))
         return fail("cannot read the console input '{}': {}", path, errno_text(errno));
     return bytes;
+}
+
+/// Writing the trace or the console must not destroy what the run reads.
+Result<> check_files(const RecordOptions& options) {
+    const auto same = [](const std::string& one, const std::string& other) {
+        std::error_code ignored; // one that does not exist is no other one
+        return std::filesystem::is_regular_file(one, ignored) && std::filesystem::equivalent(one, other, ignored);
+    };
+    std::vector<std::pair<const char*, std::string>> read{{"the kernel", options.boot.kernel_path},
+                                                          {"the initrd", options.boot.initrd_path},
+                                                          {"the console input", options.input}};
+    for (const std::string& module : options.boot.modules)
+        read.emplace_back("a module", module.substr(0, module.find(' ')));
+    for (const auto& [what, path] : read) {
+        if (same(path, options.output))
+            return fail("cannot write the trace to '{}': it is {}", options.output, what);
+        if (same(path, options.console))
+            return fail("cannot write the console to '{}': it is {}", options.console, what);
+    }
+    if (same(options.console, options.output) || options.console == options.output)
+        return fail("cannot write both the console and the trace to '{}'", options.output);
+    return {};
 }
 
 struct OutcomeNames {
@@ -105,15 +140,23 @@ OutcomeNames names_of(const RunResult& result) {
     return {"unknown", ExitStatus::failure};
 }
 
-nlohmann::json outcome_json(const RunResult& result, const Machine& machine) {
+/// A first fault of #UD is most often an instruction that this model has not: says which.
+std::string detail_of(const RunResult& result, Machine& machine) {
+    if (result.outcome != Outcome::triple_fault || result.detail.find(": #UD") == std::string::npos)
+        return result.detail;
+    return fmt::format("{}; #UD: the CPU '{}' has no such instruction: {}", result.detail, machine.cpu_name(),
+                       code_text(machine, result.vcpu));
+}
+
+nlohmann::json outcome_json(const RunResult& result, Machine& machine) {
     nlohmann::json json{{"outcome", names_of(result).name},
                         {"instructions", result.instructions},
                         {"time_ns", result.time},
                         {"kernel", machine.guest().version}};
     if (result.outcome == Outcome::guest_exit)
         json["exit_code"] = result.code;
-    if (!result.detail.empty())
-        json["detail"] = result.detail;
+    if (const std::string detail = detail_of(result, machine); !detail.empty())
+        json["detail"] = detail;
     return json;
 }
 
@@ -123,6 +166,7 @@ class RecordCommand {
     explicit RecordCommand(const RecordOptions& options) : options_(options), progress_(!options.quiet) {}
 
     Result<ExitStatus> run() {
+        VTRACE_TRY(check_files(options_));
         auto console = Console::open(options_.console);
         if (!console)
             return Unexpected(console.error());
@@ -150,7 +194,8 @@ class RecordCommand {
         if (!machine)
             return Unexpected(machine.error());
         machine_ = std::move(*machine);
-        auto recording = Recording::start(options_.output, trace_config(options_), options_.vcpus, options_.privilege());
+        auto recording =
+            Recording::start(options_.output, trace_config(options_), options_.vcpus, options_.privilege());
         if (!recording)
             return Unexpected(recording.error());
         recording_ = std::move(*recording);
@@ -169,15 +214,18 @@ class RecordCommand {
     void on_progress() {
         if (recording_->failed())
             machine_->request_stop();
-        progress_.update({machine_->retired(), recording_->branches(), recording_->bytes_written(),
-                          machine_->clock().now()});
+        progress_.update(
+            {machine_->retired(), recording_->branches(), recording_->bytes_written(), machine_->clock().now()});
     }
 
     Result<ExitStatus> finish(const RunResult& result, Console& console) {
         machine_->drain_records();
         const double seconds = progress_.seconds();
         std::string no_symbols;
-        std::vector<TraceSymbol> symbols = guest_symbols(*machine_, no_symbols);
+        const bool flat = machine_->guest().kind == KernelKind::flat;
+        std::vector<TraceSymbol> symbols;
+        if (!flat)
+            symbols = guest_symbols(*machine_, no_symbols);
         const bool any_symbols = !symbols.empty();
         const nlohmann::json outcome = outcome_json(result, *machine_);
         const Result<> finished = recording_->finish(outcome, std::move(symbols));
@@ -187,16 +235,21 @@ class RecordCommand {
 
         if (result.outcome == Outcome::triple_fault || result.outcome == Outcome::hang ||
             result.outcome == Outcome::unsupported)
-            fmt::print(stderr, "{}{}", registers_text(machine_->vcpu(result.vcpu).state()),
-                       last_branches_text(options_.output, result.vcpu));
+            fmt::print(stderr, "{}Code at RIP: {}\n{}", registers_text(machine_->vcpu(result.vcpu).state()),
+                       code_text(*machine_, result.vcpu), last_branches_text(options_.output, result.vcpu));
         if (!options_.quiet) {
             const uint64_t branches = recording_->branches(), bytes = recording_->bytes_written();
             fmt::print(stderr,
-                       "vtrace: {}; {} instructions in {:.2f} s ({:.0f} MIPS), {} branches, {}B ({:.3f} bytes a branch) in {}\n",
+                       "vtrace: {}; {} instructions in {:.2f} s ({:.0f} MIPS), {} branches, {}B ({:.3f} bytes a "
+                       "branch) in {}\n",
                        outcome_text(outcome), short_count(result.instructions), seconds,
-                       static_cast<double>(result.instructions) / seconds / 1e6, short_count(branches), short_count(bytes),
-                       branches ? static_cast<double>(bytes) / static_cast<double>(branches) : 0.0, options_.output);
-            if (!any_symbols && machine_->guest().kind != KernelKind::flat)
+                       static_cast<double>(result.instructions) / seconds / 1e6, short_count(branches),
+                       short_count(bytes), branches ? static_cast<double>(bytes) / static_cast<double>(branches) : 0.0,
+                       options_.output);
+            if (!machine_->input_typed())
+                fmt::print(stderr, "vtrace: nothing was typed: the console never showed '{}'\n",
+                           printable(options_.input_after));
+            if (!any_symbols && !flat)
                 fmt::print(stderr, "vtrace: no symbols: {}\n", no_symbols);
         }
         return names_of(result).status;

@@ -1,19 +1,79 @@
 #include "cli/record_options.h"
 
+#include <algorithm>
+#include <charconv>
 #include <filesystem>
+#include <span>
+#include <string_view>
+
+#include <fmt/format.h>
 
 namespace vtrace::cli {
 namespace {
 
 constexpr unsigned max_vcpus = 64; // streams of a trace
 
-std::string base_name(const std::string& path) { return std::filesystem::path(path).filename().string(); }
+std::string base_name(const std::string& path) {
+    return std::filesystem::path(path).filename().string();
+}
 
-/// "200M", "5G", "1000": decimal units, as instructions and nanoseconds are counted.
-CLI::AsNumberWithUnit decimal_count() {
-    return CLI::AsNumberWithUnit(std::map<std::string, uint64_t>{{"k", 1'000}, {"m", 1'000'000}, {"g", 1'000'000'000},
-                                                                 {"t", 1'000'000'000'000}},
-                                 CLI::AsNumberWithUnit::CASE_INSENSITIVE, "COUNT");
+struct Unit {
+    std::string_view name;
+    uint64_t factor;
+};
+constexpr Unit count_units[] = {{"", 1},          {"k", 1'000},         {"K", 1'000},
+                                {"M", 1'000'000}, {"G", 1'000'000'000}, {"T", 1'000'000'000'000}};
+constexpr Unit time_units[] = {{"", 1}, {"ns", 1}, {"us", 1'000}, {"ms", 1'000'000}, {"s", 1'000'000'000}};
+constexpr Unit size_units[] = {{"", 1},           {"k", 1 << 10},    {"K", 1 << 10},
+                               {"M", 1ull << 20}, {"G", 1ull << 30}, {"T", 1ull << 40}};
+
+/// Turns "200M" into "200000000", as the units say; anything but a number, or one too large, is an error that names
+/// `what` is expected.
+CLI::Validator number_with_unit(std::span<const Unit> units, const char* what) {
+    return CLI::Validator(
+        [units, what](std::string& text) {
+            uint64_t number = 0;
+            const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+            const std::string_view name(rest, text.data() + text.size());
+            const auto unit = std::find_if(units.begin(), units.end(), [&](const Unit& u) { return u.name == name; });
+            if (error == std::errc::result_out_of_range ||
+                (error == std::errc() && unit != units.end() && number > UINT64_MAX / unit->factor))
+                return fmt::format("'{}' is too large", text);
+            if (error != std::errc() || unit == units.end())
+                return fmt::format("'{}' is not {}", text, what);
+            text = std::to_string(number * unit->factor);
+            return std::string();
+        },
+        "");
+}
+
+/// "0x7c00", or decimal.
+CLI::Validator address() {
+    return CLI::Validator(
+        [](std::string& text) {
+            const bool hex = text.starts_with("0x") || text.starts_with("0X");
+            const char* end = text.data() + text.size();
+            uint64_t number = 0;
+            const auto [rest, error] = std::from_chars(text.data() + (hex ? 2 : 0), end, number, hex ? 16 : 10);
+            if (error != std::errc() || rest != end)
+                return fmt::format("'{}' is not an address, such as 0x7c00", text);
+            text = std::to_string(number);
+            return std::string();
+        },
+        "");
+}
+
+/// What the console can be searched for.
+CLI::Validator console_text() {
+    return CLI::Validator(
+        [](std::string& text) {
+            if (text.find_first_of("\r\n") != std::string::npos)
+                return std::string("the text must lie within one line");
+            if (text.size() > ConsoleWatch::max_text)
+                return fmt::format("the text is longer than {} bytes", ConsoleWatch::max_text);
+            return std::string();
+        },
+        "");
 }
 
 } // namespace
@@ -37,22 +97,25 @@ void add_record_options(CLI::App& app, RecordOptions& o) {
         ->check(CLI::IsMember({"auto", "linux64", "pvh", "multiboot"}))
         ->capture_default_str()
         ->group(guest);
-    auto* flat = app.add_option("--flat", o.flat_mode, "The kernel is a flat binary, started in 16-, 32- or 64-bit mode")
-                     ->check(CLI::IsMember({"16", "32", "64"}))
-                     ->type_name("BITS")
-                     ->group(guest);
+    auto* flat =
+        app.add_option("--flat", o.flat_mode, "The kernel is a flat binary, started in 16-, 32- or 64-bit mode")
+            ->check(CLI::IsMember({"16", "32", "64"}))
+            ->type_name("BITS")
+            ->group(guest);
     app.add_option("--flat-load", o.flat_load_address, "Where it goes (default 0x7c00 in 16-bit mode, else 0x100000)")
+        ->transform(address())
         ->type_name("ADDRESS")
         ->needs(flat)
         ->group(guest);
     app.add_option("--flat-entry", o.flat_entry, "Where it starts (default: where it was loaded)")
+        ->transform(address())
         ->type_name("ADDRESS")
         ->needs(flat)
         ->group(guest);
 
     const char* machine = "The machine";
-    app.add_option("-m,--memory", o.memory, "Guest memory; units K, M, G are powers of 1024")
-        ->transform(CLI::AsSizeValue(false))
+    app.add_option("-m,--memory", o.memory, "Guest memory; units K, M, G, T are powers of 1024")
+        ->transform(number_with_unit(size_units, "a size: a number, with K, M, G or T for powers of 1024"))
         ->type_name("SIZE")
         ->default_str("512M")
         ->group(machine);
@@ -64,7 +127,8 @@ void add_record_options(CLI::App& app, RecordOptions& o) {
         ->check(CLI::IsMember(CpuidModel::names()))
         ->capture_default_str()
         ->group(machine);
-    app.add_option("--console", o.console, "Where the guest's serial console goes: a file, '-' (standard output), 'none'")
+    app.add_option("--console", o.console,
+                   "Where the guest's serial console goes: a file, '-' (standard output), 'none'")
         ->type_name("FILE")
         ->capture_default_str()
         ->group(machine);
@@ -72,6 +136,7 @@ void add_record_options(CLI::App& app, RecordOptions& o) {
         ->type_name("FILE")
         ->group(machine);
     app.add_option("--input-after", o.input_after, "Type it once the console shows this text (default: at once)")
+        ->check(console_text())
         ->type_name("TEXT")
         ->needs("--input")
         ->group(machine);
@@ -82,16 +147,17 @@ void add_record_options(CLI::App& app, RecordOptions& o) {
     app.add_flag("--user-only", o.user_only, "Only branches to user mode")->excludes(kernel_only)->group(trace);
     app.add_option("-l,--limit", o.limits.instructions,
                    "End after so many instructions; units k, M, G, T are powers of 1000")
-        ->transform(decimal_count())
+        ->transform(number_with_unit(count_units, "a count: a number, with k, M, G or T for powers of 1000"))
         ->type_name("COUNT")
         ->group(trace);
-    app.add_option("--limit-time", o.limits.time, "End after so many nanoseconds of guest time; units as for --limit")
-        ->transform(decimal_count())
-        ->type_name("NS")
+    app.add_option("--limit-time", o.limits.time, "End after so much guest time; units ns (the default), us, ms, s")
+        ->transform(number_with_unit(time_units, "a time: a number, with ns, us, ms or s"))
+        ->type_name("TIME")
         ->group(trace);
     app.add_flag("-q,--quiet", o.quiet, "No progress line and no summary")->group(trace);
-    app.footer("Exit status: 0 power-off, 1 error, 2 usage, 10 panic, 11 triple fault, 12 hang, 13 limit, 14 interrupted,\n"
-               "15 reset, 16 unsupported, 64 and above: the guest's exit code (port 0xf4) plus 64.");
+    app.footer(
+        "Exit status: 0 power-off, 1 error, 2 usage, 10 panic, 11 triple fault, 12 hang, 13 limit, 14 interrupted,\n"
+        "15 reset, 16 unsupported, 64 and above: the guest's exit code (port 0xf4) plus 64.");
 }
 
 Result<MachineConfig> machine_config(const RecordOptions& o) {
@@ -125,8 +191,7 @@ nlohmann::json trace_config(const RecordOptions& o) {
         modules.push_back(base_name(module));
     return {
         {"vtrace", VTRACE_VERSION},
-        {"machine",
-         {{"memory", o.memory}, {"vcpus", o.vcpus}, {"cpu", o.cpu}, {"engine", "soft"}, {"tsc_hz", tsc_hz}}},
+        {"machine", {{"memory", o.memory}, {"vcpus", o.vcpus}, {"cpu", o.cpu}, {"engine", "soft"}, {"tsc_hz", tsc_hz}}},
         {"boot",
          {{"kernel", base_name(o.boot.kernel_path)},
           {"initrd", base_name(o.boot.initrd_path)},
@@ -135,7 +200,9 @@ nlohmann::json trace_config(const RecordOptions& o) {
           {"as_shipped", o.boot.as_shipped},
           {"protocol", o.protocol},
           {"flat", o.flat_mode}}},
-        {"filter", o.kernel_only ? "kernel" : o.user_only ? "user" : "all"},
+        {"filter", o.kernel_only ? "kernel"
+                   : o.user_only ? "user"
+                                 : "all"},
     };
 }
 

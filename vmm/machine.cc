@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "vmm/devices/acpi_tables.h"
+#include "vmm/soft/fp_stub.h"
 #include "vmm/soft/soft_vcpu.h"
 
 namespace vtrace {
@@ -93,6 +94,7 @@ Result<std::unique_ptr<Machine>> Machine::create(MachineConfig config) {
 }
 
 Result<> Machine::build() {
+    VTRACE_TRY(soft::fp_stub_memory());
     ChipsetConfig chipset;
     chipset.vcpus = config_.vcpus;
     chipset.rtc_start = config_.rtc_start;
@@ -141,8 +143,12 @@ void Machine::type_input() {
     chipset_->serial().receive(std::exchange(config_.input, {}));
 }
 
-Vcpu& Machine::vcpu(unsigned index) { return *processors_[index]->vcpu; }
-uint64_t Machine::retired(unsigned index) const { return processors_[index]->vcpu->retired(); }
+Vcpu& Machine::vcpu(unsigned index) {
+    return *processors_[index]->vcpu;
+}
+uint64_t Machine::retired(unsigned index) const {
+    return processors_[index]->vcpu->retired();
+}
 uint64_t Machine::retired() const {
     uint64_t sum = 0;
     for (const auto& processor : processors_)
@@ -218,7 +224,7 @@ bool Machine::finish_if_due(RunResult& result) {
         result.code = exit_code_;
     } else if (panic && (powered_off_ || reset_ || clock_.now() >= panic_deadline_)) {
         result.outcome = Outcome::panic;
-        result.detail = watch_.panic_line();
+        result.detail = panic_detail();
     } else if (powered_off_) {
         result.outcome = Outcome::power_off;
     } else if (reset_) {
@@ -227,6 +233,11 @@ bool Machine::finish_if_due(RunResult& result) {
         return false;
     }
     return true;
+}
+
+/// The line that announced a panic.
+std::string Machine::panic_detail() const {
+    return watch_.panicked() ? watch_.panic_line() : "the guest reported it by pvpanic";
 }
 
 /// The next time at which something other than a processor must act.
@@ -243,14 +254,23 @@ bool Machine::run_turn(Processor& processor, const RunLimits& limits, RunResult&
         if (finish_if_due(result))
             return true;
         const uint64_t retired_all = retired();
-        if (retired_all >= limits.instructions || clock_.now() >= limits.time) {
+        if (retired_all >= limits.instructions) {
             result.outcome = Outcome::limit;
+            result.detail = fmt::format("{} instructions", limits.instructions);
+            return true;
+        }
+        if (clock_.now() >= limits.time) {
+            result.outcome = Outcome::limit;
+            result.detail = fmt::format("{} ns of guest time", limits.time);
             return true;
         }
         const VirtualTime stop = std::min(end, next_stop(limits));
-        const uint64_t budget = std::min(stop > clock_.now() ? stop - clock_.now() : 1, limits.instructions - retired_all);
+        const uint64_t budget =
+            std::min(stop > clock_.now() ? stop - clock_.now() : 1, limits.instructions - retired_all);
         VcpuRun run = processor.vcpu->run(budget);
         processor.halted = run.exit == VcpuExit::halted;
+        if (run.retired)
+            idle_steps_ = 0;
         if (run.exit == VcpuExit::device || processor.halted || processor.vcpu->interrupts_allowed())
             processor.last_progress = clock_.now();
         switch (run.exit) {
@@ -288,11 +308,17 @@ bool Machine::pass_idle_time(const RunLimits& limits, RunResult& result) {
     // Without interrupts only an NMI could wake them, and nothing here sends one by itself.
     if (!wakeable || (clock_.next_due() == never && panic_deadline_ == never)) {
         if (!finish_if_due(result)) {
-            result.outcome = watch_.panicked() || panicked_ ? Outcome::panic : Outcome::hang;
-            result.detail = watch_.panicked() ? watch_.panic_line()
-                            : !wakeable       ? "all processors are halted with interrupts off"
-                                              : "all processors are halted, and no timer will wake them";
+            const bool panic = watch_.panicked() || panicked_;
+            result.outcome = panic ? Outcome::panic : Outcome::hang;
+            result.detail = panic       ? panic_detail()
+                            : !wakeable ? "all processors are halted with interrupts off"
+                                        : "all processors are halted, and no timer will wake them";
         }
+        return true;
+    }
+    if (++idle_steps_ > most_idle_steps) {
+        result.outcome = Outcome::hang;
+        result.detail = "all processors are halted, and the timers that still run do not wake them";
         return true;
     }
     clock_.set_now(next);

@@ -33,7 +33,7 @@ struct MachineConfig {
     BootOptions boot;
     int64_t rtc_start = default_rtc_start;
     std::function<void(std::string_view)> console = {}; // what the guest writes to COM1; may be empty
-    std::string input = {};       // what it reads there ...
+    std::string input = {};                             // what it reads there ...
     std::string input_after = {}; // ... once this text has stood on the console; empty: from the start
 };
 
@@ -58,22 +58,25 @@ struct RunLimits {
 
 struct RunResult {
     Outcome outcome;
-    uint32_t code = 0;      // guest_exit: the value written to port 0xf4
-    unsigned vcpu = 0;      // triple_fault, unsupported: which one
-    std::string detail;     // one line more, or empty
-    uint64_t instructions;  // retired by all vCPUs
+    uint32_t code = 0;     // guest_exit: the value written to port 0xf4
+    unsigned vcpu = 0;     // triple_fault, unsupported: which one
+    std::string detail;    // one line more, or empty
+    uint64_t instructions; // retired by all vCPUs
     VirtualTime time;
 };
 
-/// With several vCPUs, they take turns on the calling thread: each runs `quantum` of virtual time while the others wait,
-/// so that the machine is deterministic and virtual time is the sum of all instructions.
+/// With several vCPUs, they take turns on the calling thread: each runs `quantum` of virtual time while the others
+/// wait, so that the machine is deterministic and virtual time is the sum of all instructions.
 class Machine {
   public:
     static constexpr VirtualTime quantum = 20'000;
     /// After a panic's first line the guest may still say why for this long.
     static constexpr VirtualTime panic_grace = 100'000'000;
     /// A processor that neither allows interrupts nor touches a device for so long will not do so any more.
-    static constexpr VirtualTime no_progress = 5'000'000'000;
+    static constexpr VirtualTime no_progress = 2'000'000'000;
+    /// So many timers run out one after the other while all processors are halted: those are masked, and none will wake
+    /// them. A PIT at 18 Hz does it for six days.
+    static constexpr uint64_t most_idle_steps = 10'000'000;
 
     /// Builds the machine and loads the guest. Errors: of the memory, the boot files, or the number of vCPUs.
     static Result<std::unique_ptr<Machine>> create(MachineConfig config);
@@ -84,8 +87,8 @@ class Machine {
     /// From now on records go there; one a vCPU. Before run() only.
     void record(const std::vector<soft::Recording>& recordings);
 
-    /// Runs until something ends it. `progress`, if given, is called about every 10 ms of host time's worth of guest work
-    /// (each million instructions); it may call request_stop().
+    /// Runs until something ends it. `progress`, if given, is called about every 10 ms of host time's worth of guest
+    /// work (each million instructions); it may call request_stop().
     RunResult run(const RunLimits& limits, const std::function<void()>& progress = {});
     /// Ends run() at a near instruction boundary. From any thread, or a signal handler.
     void request_stop() { stop_.store(true, std::memory_order_relaxed); }
@@ -94,10 +97,13 @@ class Machine {
     Clock& clock() { return clock_; }
     Chipset& chipset() { return *chipset_; }
     const LoadedGuest& guest() const { return guest_; }
+    const std::string& cpu_name() const { return config_.cpuid.name(); }
     unsigned vcpus() const { return static_cast<unsigned>(processors_.size()); }
     Vcpu& vcpu(unsigned index);
     uint64_t retired(unsigned index) const;
     uint64_t retired() const;
+    /// MachineConfig::input has been typed, or there was none.
+    bool input_typed() const { return config_.input.empty(); }
     /// Empties every vCPU's BTS area into its ring.
     void drain_records();
 
@@ -113,6 +119,7 @@ class Machine {
     void on_startup(unsigned vcpu, uint8_t vector);
     void type_input();
     bool finish_if_due(RunResult& result);
+    std::string panic_detail() const;
     VirtualTime next_stop(const RunLimits& limits) const;
     bool run_turn(Processor& processor, const RunLimits& limits, RunResult& result);
     bool pass_idle_time(const RunLimits& limits, RunResult& result);
@@ -131,6 +138,7 @@ class Machine {
     bool powered_off_ = false, reset_ = false, exited_ = false, panicked_ = false;
     uint32_t exit_code_ = 0;
     VirtualTime panic_deadline_ = never;
+    uint64_t idle_steps_ = 0; // jumps to the next event since a processor retired an instruction
 };
 
 } // namespace vtrace
