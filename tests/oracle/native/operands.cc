@@ -544,7 +544,8 @@ class Preparer {
             }
             if (int reg = register_number(i_.operands[0].reg.value); reg >= 0 && !(reg == RSP && fixed(RSP)))
                 in_.gpr[static_cast<unsigned>(reg)] = target;
-            else if (!fixed(RSP))
+            else if (in_.gpr[RSP] - Arena::data >=
+                     Arena::size) // CALL RSP: what isn't canonical faults as target or as stack
                 return false;
         }
         return true;
