@@ -77,7 +77,8 @@ Op FpMachine::decode(std::span<const uint8_t> bytes, CodeMode mode) {
     Decoded decoded = decode_instruction(bytes, mode, model_, complete);
     if (!complete)
         throw std::runtime_error("incomplete instruction in a test");
-    place_op(decoded.op, 0, 0);
+    place_op(decoded.op, 0);
+    decoded.op.left = 1;
     return decoded.op;
 }
 

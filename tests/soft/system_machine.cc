@@ -153,7 +153,8 @@ bool SystemMachine::step(std::initializer_list<int> bytes) {
     Decoded decoded = decode_instruction(code, cpu.mode, model_, complete);
     if (!complete || (decoded.op.fn != raise_undefined && decoded.op.len != code.size()))
         throw std::runtime_error("a test's instruction has another length");
-    place_op(decoded.op, 0, 0);
+    place_op(decoded.op, 0);
+    decoded.op.left = 1;
     auto* block = reinterpret_cast<Block*>(block_.data());
     block->count = 1;
     block->mode = cpu.mode;

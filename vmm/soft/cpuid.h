@@ -38,7 +38,6 @@ class CpuidModel {
     std::string name_;
     uint64_t features_ = 0;
     uint32_t signature_ = 0; // leaf 1 EAX
-    bool intel_leaf15_ = true;
 };
 
 } // namespace vtrace

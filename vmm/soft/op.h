@@ -57,8 +57,8 @@ inline void set_link(const Op* op, Block* successor) {
 inline constexpr unsigned max_block_instructions = 32;
 inline constexpr unsigned max_instruction_length = 15;
 
-// Tail calls need the optimiser; without it each handler returns the next op to the run loop instead.
-#if defined(__OPTIMIZE__) && !defined(__SANITIZE_ADDRESS__) && !defined(VTRACE_NO_TAIL_CALLS)
+// Tail calls need gcc's optimiser, and no sanitizer in its way; else each handler returns the next op to the run loop.
+#if defined(__OPTIMIZE__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define VTRACE_RUN_OP(cpu, op) return (op)->fn((cpu), (op))
 #else
 #define VTRACE_RUN_OP(cpu, op) return static_cast<void>(cpu), (op)
