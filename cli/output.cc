@@ -27,9 +27,13 @@ void Output::write(std::string_view text) {
         error_ = errno ? errno : EIO;
 }
 
-Result<> Output::finish() {
+void Output::flush() {
     if (std::fflush(file_) != 0 && error_ == 0)
         error_ = errno;
+}
+
+Result<> Output::finish() {
+    flush();
     if (file_ != stdout && std::fclose(std::exchange(file_, nullptr)) != 0 && error_ == 0)
         error_ = errno;
     if (error_ != 0 && error_ != EPIPE)

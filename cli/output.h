@@ -29,7 +29,7 @@ class Output {
         write(fmt::format(format, std::forward<Args>(args)...));
     }
     /// Hands on what is buffered.
-    void flush() { std::fflush(file_); }
+    void flush();
     /// Nothing more will be read, or can be written.
     bool closed() const { return error_ != 0; }
     /// Flushes and, for a file, closes. Errors: what could not be written, and why.

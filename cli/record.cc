@@ -22,7 +22,8 @@
 namespace vtrace::cli {
 namespace {
 
-// Ctrl-C and SIGTERM end the recording cleanly; a second one kills, should that ever take too long.
+// Ctrl-C, SIGTERM and a terminal that goes away end the recording cleanly; a second one kills, should that ever take
+// too long.
 std::atomic<Machine*> running_machine{nullptr};
 
 extern "C" void stop_machine(int signal) {
@@ -36,14 +37,17 @@ class StopBySignal {
   public:
     explicit StopBySignal(Machine& machine) {
         running_machine = &machine;
-        std::signal(SIGINT, stop_machine);
-        std::signal(SIGTERM, stop_machine);
+        for (int signal : signals)
+            std::signal(signal, stop_machine);
     }
     ~StopBySignal() {
-        std::signal(SIGINT, SIG_DFL);
-        std::signal(SIGTERM, SIG_DFL);
+        for (int signal : signals)
+            std::signal(signal, SIG_DFL);
         running_machine = nullptr;
     }
+
+  private:
+    static constexpr int signals[] = {SIGINT, SIGTERM, SIGHUP};
 };
 
 /// The guest's serial console on this side.
