@@ -820,8 +820,8 @@ class Linux(RecordCase):
         self.assertTrue(all("start_kernel" in line for line in lines))
 
     def test_much_memory(self):
-        done = self.record(self.stock_kernel(), "-i", self.stock_initrd(), "-a", "console=ttyS0", "-m", "6G", "--limit",
-                           "120M", status=LIMIT)
+        done = self.record(self.stock_kernel(), "-i", self.stock_initrd(), "-a", "console=ttyS0 earlyprintk=serial", "-m", "6G",
+                           "--limit", "250M", status=LIMIT)
         memory = re.search(r"Memory: \d+K/(\d+)K available", done.stdout)
         self.assertIsNotNone(memory, done.stdout[-1000:])
         self.assertGreater(int(memory[1]), 6_200_000)
