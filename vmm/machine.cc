@@ -5,6 +5,7 @@
 #include "vmm/devices/acpi_tables.h"
 #include "vmm/soft/fp_stub.h"
 #include "vmm/soft/soft_vcpu.h"
+#include "vmm/stall_watch.h"
 
 namespace vtrace {
 namespace {
@@ -76,7 +77,8 @@ struct Machine::Processor {
     std::unique_ptr<Pins> pins;
     std::unique_ptr<soft::SoftVcpu> vcpu;
     bool halted = false;
-    VirtualTime last_progress = 0; // when it last allowed interrupts or touched a device
+    StallWatch stall;
+    bool stalled = false; // what `stall` last said
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -272,7 +274,7 @@ bool Machine::run_turn(Processor& processor, const RunLimits& limits, RunResult&
         if (run.retired)
             idle_steps_ = 0;
         if (run.exit == VcpuExit::device || processor.halted || processor.vcpu->interrupts_allowed())
-            processor.last_progress = clock_.now();
+            processor.stall.progress(clock_.now());
         switch (run.exit) {
         case VcpuExit::budget:
         case VcpuExit::device:
@@ -291,10 +293,14 @@ bool Machine::run_turn(Processor& processor, const RunLimits& limits, RunResult&
             return true;
         }
     }
-    if (clock_.now() - processor.last_progress > no_progress) {
+    const CpuState state = processor.vcpu->state();
+    processor.stalled = processor.stall.look(state, clock_.now());
+    // One that waits for another is no hang.
+    if (processor.stalled && std::all_of(processors_.begin(), processors_.end(), [](const auto& p) {
+            return p->stalled || (p->halted && !p->vcpu->interrupts_allowed());
+        })) {
         result.outcome = Outcome::hang;
-        result.detail = fmt::format("no interrupts allowed and no device touched for {} s of guest time, at RIP {:#x}",
-                                    no_progress / 1'000'000'000, processor.vcpu->state().rip);
+        result.detail = fmt::format("a loop with interrupts off goes nowhere, at RIP {:#x}", state.rip);
         return true;
     }
     return false;

@@ -72,8 +72,6 @@ class Machine {
     static constexpr VirtualTime quantum = 20'000;
     /// After a panic's first line the guest may still say why for this long.
     static constexpr VirtualTime panic_grace = 100'000'000;
-    /// A processor that neither allows interrupts nor touches a device for so long will not do so any more.
-    static constexpr VirtualTime no_progress = 2'000'000'000;
     /// So many timers run out one after the other while all processors are halted: those are masked, and none will wake
     /// them. A PIT at 18 Hz does it for six days.
     static constexpr uint64_t most_idle_steps = 10'000'000;

@@ -117,7 +117,7 @@ TEST_CASE("faults in a delivery follow table 6-5", "[events]") {
         cpu.rip = SystemMachine::code_at;
         REQUIRE(deliver_event(cpu, EventKind::exception, Fault{Vector::pf, true, 4, 0x5000}, from));
         CHECK(cpu.rip == m.handler(Vector::df));
-        CHECK(cpu.cr2 == SystemMachine::absent_page + 0x800 - 48);
+        CHECK(cpu.cr2 == SystemMachine::absent_page + 0x800 - 8); // of the first push
     }
     SECTION("and a fault in that: shutdown, which names them all") {
         absent_gate(Vector::df);

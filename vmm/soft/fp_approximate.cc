@@ -6,7 +6,7 @@
 namespace vtrace::soft {
 namespace {
 
-constexpr uint32_t sign_bit = 1u << 31, exponent_mask = 0xff << 23, fraction_mask = (1 << 23) - 1, quiet_bit = 1 << 22,
+constexpr uint32_t sign_bit = 1u << 31, exponent_mask = 0xff << 23, quiet_bit = 1 << 22,
                    infinity = exponent_mask, default_nan = 0xffc00000;
 constexpr unsigned fraction_bits = 23, double_fraction_bits = 52, kept_bits = 12;
 constexpr int double_bias = 1023, single_bias = 127;
