@@ -202,7 +202,7 @@ class Outcomes(RecordCase):
         done = self.check(pit_masked, HANG, "hang", "timers that still run do not wake them")
         self.assertIn("Code at RIP: eb fc", done.stderr)
 
-    @unittest.skipUnless(os.environ.get("VTRACE_SLOW_TESTS"), "takes 5 s of guest time: set VTRACE_SLOW_TESTS")
+    @unittest.skipUnless(os.environ.get("VTRACE_SLOW_TESTS"), "takes 2 s of guest time: set VTRACE_SLOW_TESTS")
     def test_spin_with_interrupts_off(self):
         self.check("cli; 1: jmp 1b", HANG, "hang", "goes nowhere")
 
