@@ -15,7 +15,7 @@ using namespace vtrace;
 
 namespace {
 
-constexpr uint64_t instructions = 20'000;
+constexpr uint64_t instructions = 2'000;
 
 void check(bool holds) {
     if (!holds)
