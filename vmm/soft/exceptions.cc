@@ -332,7 +332,7 @@ bool deliver_event(Cpu& cpu, EventKind kind, const Fault& event, uint64_t from_l
         if (first_class == FaultClass::double_fault) {
             cpu.activity = ActivityState::shutdown;
             cpu.leave = Leave::shutdown;
-            cpu.detail = fmt::format("triple fault at {:#x}:{:#x}: {}, then {}", cpu.segments[CS].selector, cpu.rip,
+            cpu.detail = fmt::format("at {:#x}:{:#x}: {}, then {}", cpu.segments[CS].selector, cpu.rip,
                                      chain, describe(EventKind::exception, second));
             return false;
         }

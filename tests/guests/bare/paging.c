@@ -243,6 +243,25 @@ static void global_pages(void) {
     check("a change of CR4.PGE drops global translations", peek(address), 1);
 }
 
+/// INVLPG takes a large page whole, whichever of its addresses is named.
+static void invlpg_large(void) {
+    const u64 first = 32ull << 20, second = 34ull << 20, page = PAGE2M(3), flags = PTE_P | PTE_W | PTE_PS;
+    window_pd[3] = second | flags;
+    invlpg(page);
+    poke(page + 0x5000, 2);
+    poke(page + 0x1ff000, 2);
+    window_pd[3] = first | flags;
+    invlpg(page);
+    poke(page + 0x5000, 1);
+    poke(page + 0x1ff000, 1);
+    window_pd[3] = second | flags;
+    invlpg(page + 0x1000);
+    check("2M: invlpg drops the page's other addresses", peek(page + 0x5000), 2);
+    check("2M: invlpg drops the page's last address", peek(page + 0x1ff000), 2);
+    window_pd[3] = 0;
+    invlpg(page);
+}
+
 static void pcid(void) {
     if (!(cpuid(1, 0).c & 1 << 17)) {
         skip("PCID", "not in CPUID");
@@ -297,6 +316,7 @@ int main(void) {
     write_protect();
     smep_smap();
     global_pages();
+    invlpg_large();
     pcid();
     return failures();
 }
