@@ -1,9 +1,12 @@
 #include "cli/guest_symbols.h"
 
 #include <algorithm>
+#include <fstream>
+#include <iterator>
 
 #include <sys/mman.h>
 
+#include "decode/elf_symbols.h"
 #include "decode/kallsyms.h"
 
 namespace vtrace::cli {
@@ -46,9 +49,14 @@ void add_touched(std::vector<RamRange>& ranges, GuestMemory& memory, Gpa start, 
     }
 }
 
+std::vector<uint8_t> bytes_of(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
 } // namespace
 
-std::vector<TraceSymbol> guest_symbols(Machine& machine, std::string& why_none) {
+std::vector<TraceSymbol> guest_symbols(Machine& machine, const std::string& kernel_path, std::string& why_none) {
     MemoryView view;
     view.translate = [&](uint64_t linear) { return machine.vcpu(0).translate(linear); };
     view.ram = mapped_image(machine);
@@ -61,11 +69,15 @@ std::vector<TraceSymbol> guest_symbols(Machine& machine, std::string& why_none) 
     add_touched(view.ram, memory, 0, memory.low_size());
     add_touched(view.ram, memory, GuestMemory::high_start, memory.high_size());
     auto symbols = find_kallsyms(view);
-    if (!symbols) {
-        why_none = symbols.error().message;
-        return {};
-    }
-    return std::move(*symbols);
+    if (symbols)
+        return std::move(*symbols);
+    why_none = symbols.error().message;
+    const bool elf = machine.guest().kind != KernelKind::linux_payload &&
+                     machine.guest().kind != KernelKind::linux_as_shipped;
+    if (elf)
+        if (auto from_file = elf_symbols(bytes_of(kernel_path)))
+            return std::move(*from_file);
+    return {};
 }
 
 } // namespace vtrace::cli

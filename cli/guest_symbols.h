@@ -8,7 +8,8 @@
 
 namespace vtrace::cli {
 
-/// A Linux kernel's own kallsyms, right under any KASLR; none for a guest that isn't Linux. `why_none`: one line.
-std::vector<TraceSymbol> guest_symbols(Machine& machine, std::string& why_none);
+/// A Linux kernel's own kallsyms, right under any KASLR; else the symbols of the kernel's ELF file, if it is one. `why_none`:
+/// one line, where there are none.
+std::vector<TraceSymbol> guest_symbols(Machine& machine, const std::string& kernel_path, std::string& why_none);
 
 } // namespace vtrace::cli

@@ -229,7 +229,7 @@ class RecordCommand {
         const bool flat = machine_->guest().kind == KernelKind::flat;
         std::vector<TraceSymbol> symbols;
         if (!flat)
-            symbols = guest_symbols(*machine_, no_symbols);
+            symbols = guest_symbols(*machine_, options_.boot.kernel_path, no_symbols);
         const bool any_symbols = !symbols.empty();
         const nlohmann::json outcome = outcome_json(result, *machine_);
         const Result<> finished = recording_->finish(outcome, std::move(symbols));
