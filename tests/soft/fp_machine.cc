@@ -19,25 +19,9 @@ const Op* end_of_test(Cpu& cpu, const Op*) {
 
 } // namespace
 
-struct FpMachine::Pins final : CpuPins {
-    uint32_t io_read(uint16_t, unsigned) override { return ~0u; }
-    void io_write(uint16_t, unsigned, uint32_t) override {}
-    uint64_t mmio_read(Gpa, unsigned) override { return ~0ull; }
-    void mmio_write(Gpa, unsigned, uint64_t) override {}
-    bool interrupt_pending() const override { return false; }
-    uint8_t acknowledge_interrupt() override { return 0; }
-    bool nmi_pending() const override { return false; }
-    void acknowledge_nmi() override {}
-    uint8_t read_cr8() const override { return 0; }
-    void write_cr8(uint8_t) override {}
-    std::optional<uint64_t> read_apic_msr(uint32_t) override { return std::nullopt; }
-    bool write_apic_msr(uint32_t, uint64_t) override { return false; }
-};
-
 FpMachine::FpMachine(std::string_view model)
-    : memory_(must(GuestMemory::create(1 << 20))), pins_(std::make_unique<Pins>()),
-      model_(must(CpuidModel::by_name(model))), cpu_(std::make_unique<Cpu>(memory_, *pins_, clock_, model_)),
-      block_(64) {
+    : memory_(must(GuestMemory::create(1 << 20))), model_(must(CpuidModel::by_name(model))),
+      cpu_(std::make_unique<Cpu>(memory_, pins_, clock_, model_)), block_(64) {
     auto entry = [&](Gpa at, uint64_t index, uint64_t value) {
         std::memcpy(memory_.at(at + index * 8, 8), &value, sizeof value);
     };

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "tests/soft/no_pins.h"
 #include "vmm/clock.h"
 #include "vmm/soft/cpu.h"
 #include "vmm/soft/decode.h"
@@ -45,9 +46,8 @@ class FpMachine {
     void set_mode(CodeMode mode);
 
   private:
-    struct Pins;
     GuestMemory memory_;
-    std::unique_ptr<Pins> pins_;
+    NoPins pins_;
     Clock clock_;
     CpuidModel model_;
     std::unique_ptr<Cpu> cpu_;

@@ -89,7 +89,6 @@ Block* BlockCache::get(Cpu& cpu, Gpa gpa) {
     block->count = count;
     block->length = static_cast<uint16_t>(length);
     block->mode = cpu.mode;
-    block->valid = true;
     std::copy_n(ops, op_count, block->ops);
 
     if (!page) {
@@ -133,7 +132,6 @@ void BlockCache::invalidate_page(Gpa gpa) {
     }
     for (Block* block : page->lines)
         for (; block; block = block->next) {
-            block->valid = false;
             graveyard_.push_back(block);
             --live_;
         }

@@ -60,9 +60,10 @@ bool lsl_accepts(const Cpu& cpu, unsigned type) {
     return (cpu.long_mode() ? long_mode : legacy) >> type & 1;
 }
 
-/// LAR and LSL: `value` makes the result out of the descriptor.
-template <class Accepts, class Value>
-const Op* describe(Cpu& cpu, const Op* op, Accepts&& accepts, Value&& value) {
+/// LAR, LSL, VERR, VERW: ZF says whether the descriptor can be seen from here and `accepts` it; then `use` may take
+/// something from it.
+template <class Accepts, class Use>
+const Op* inspect(Cpu& cpu, const Op* op, Accepts&& accepts, Use&& use) {
     uint64_t selector;
     if (!protected_mode(cpu, op) || !load_operand(cpu, op, 2, selector))
         return nullptr;
@@ -72,11 +73,19 @@ const Op* describe(Cpu& cpu, const Op* op, Accepts&& accepts, Value&& value) {
     if (look == Look::faulted)
         return failed_transfer(cpu, op);
     const bool ok = look == Look::found && level_allows(cpu, static_cast<uint16_t>(selector), descriptor) &&
-                    (descriptor.s() || accepts(cpu, descriptor.type()));
+                    accepts(descriptor);
     if (ok)
-        write_register(cpu, op->reg, operand_size(op), value(descriptor));
+        use(descriptor);
     set_zf(cpu, ok);
     VTRACE_NEXT_BY_LOOP(cpu, op);
+}
+
+/// LAR and LSL: `value` makes the result out of the descriptor.
+template <class Accepts, class Value>
+const Op* describe(Cpu& cpu, const Op* op, Accepts&& accepts, Value&& value) {
+    return inspect(
+        cpu, op, [&](const Descriptor& d) { return d.s() || accepts(cpu, d.type()); },
+        [&](const Descriptor& d) { write_register(cpu, op->reg, operand_size(op), value(d)); });
 }
 
 /// Bits of the descriptor's upper half that LAR gives; 19:16, which the SDM leaves undefined, are 0 here.
@@ -84,18 +93,8 @@ constexpr uint32_t lar_mask = 0x00f0'ff00;
 
 template <bool Write>
 const Op* verify(Cpu& cpu, const Op* op) {
-    uint64_t selector;
-    if (!protected_mode(cpu, op) || !load_operand(cpu, op, 2, selector))
-        return nullptr;
-    Descriptor descriptor;
-    begin_transfer(cpu);
-    const Look look = look_up(cpu, static_cast<uint16_t>(selector), descriptor);
-    if (look == Look::faulted)
-        return failed_transfer(cpu, op);
-    const bool ok = look == Look::found && level_allows(cpu, static_cast<uint16_t>(selector), descriptor) &&
-                    (Write ? descriptor.writable() : descriptor.readable());
-    set_zf(cpu, ok);
-    VTRACE_NEXT_BY_LOOP(cpu, op);
+    return inspect(
+        cpu, op, [](const Descriptor& d) { return Write ? d.writable() : d.readable(); }, [](const Descriptor&) {});
 }
 
 /// The end of a segment load: SS inhibits events for one instruction (SDM vol. 3, 6.8.3).

@@ -59,7 +59,8 @@ void Cpu::update_mode() {
             other_jumps_are = now;
         }
     }
-    jumps = jump_tables[static_cast<unsigned>(kind)].entries.get();
+    jump_table = &jump_tables[static_cast<unsigned>(kind)];
+    jumps = jump_table->entries.get();
 
     fp_blocked = (cr0 & Cr0::em ? FpBlock::em : 0) | (cr0 & Cr0::ts ? FpBlock::ts : 0) |
                  (cr4 & Cr4::osfxsr ? 0 : FpBlock::no_fxsr);
@@ -73,7 +74,7 @@ void Cpu::update_recording() {
 
 void Cpu::drain_records() {
     if (recording.store)
-        recording.store->drain(run_started + (run_budget - budget), run_retired_base + (run_budget - budget));
+        recording.store->drain(run_started + retired_in_run(), run_retired_base + retired_in_run());
 }
 
 const Op* drain_and_enter(Cpu& cpu, Block* next, uint64_t rip) {

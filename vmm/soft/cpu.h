@@ -133,7 +133,7 @@ struct Cpu {
     int64_t budget = 0; // instructions that may still retire; the current block's are already taken off
     Block* block = nullptr;
     TlbEntry* tlb = nullptr; // of the current context
-    JumpEntry* jumps = nullptr;
+    JumpEntry* jumps = nullptr; // entries of jump_table
     ds::BtsCursor* bts = nullptr; // never null: where nothing is recorded it leads to a scratch slot
     uint64_t segment_base[6] = {}; // 0 for ES, CS, SS, DS in 64-bit mode
     uint32_t fp_blocked = 0;       // FpBlock bits: why an FPU/SSE instruction faults now; 0 = none
@@ -184,6 +184,7 @@ struct Cpu {
     TlbEntry tlbs[mmu_contexts][tlb_entries];
     CodeTlbEntry code_tlb[code_tlb_entries];
     JumpTable jump_tables[jump_kinds];
+    JumpTable* jump_table = nullptr; // the one for the current mode and privilege
     // Linear regions (hashed, by page size) of which a piece of a large page may be in a TLB.
     static constexpr unsigned large_page_shifts[] = {21, 22, 30};
     std::bitset<1024> large_pages[std::size(large_page_shifts)];
@@ -225,6 +226,8 @@ struct Cpu {
     bool long_mode() const { return efer & Efer::lma; }
     bool code64() const { return mode == CodeMode::bits64; }
     /// Instructions retired in this run() before `op`.
+    /// Instructions retired in this run(), at a boundary or the end of a block.
+    uint64_t retired_in_run() const { return run_budget - budget; }
     uint64_t retired_before(const Op* op) const { return run_budget - (budget + op->left); }
     /// Sets the clock to the time of `op`; before any access to a device, the APIC or the TSC.
     void sync_clock(const Op* op) {
@@ -431,6 +434,17 @@ struct Linear {
     bool ok;
 };
 
+/// An offset as wide as the address size in Op::aux.
+inline uint64_t truncate_offset(const Op* op, uint64_t offset) {
+    switch (op->aux & op_address_size_mask) {
+    case 0:
+        return static_cast<uint16_t>(offset);
+    case 1:
+        return static_cast<uint32_t>(offset);
+    default:
+        return offset;
+    }
+}
 /// Offset part only (LEA), truncated to the address size in Op::aux.
 uint64_t effective_offset(const Cpu& cpu, const Op* op);
 /// Segment checks (null, type, limit; canonical comes with the access) and base for `offset` in `seg`. False: raised.

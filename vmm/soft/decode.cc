@@ -117,7 +117,7 @@ void place_memory_operand(const ZydisDecodedInstruction& instruction, const Zydi
                           CodeMode mode, Op& op, EaShape& shape) {
     const ZydisDecodedOperandMem memory = corrected(instruction, as_decoded);
     op.seg = static_cast<uint8_t>(memory.segment - ZYDIS_REGISTER_ES);
-    op.aux = instruction.address_width == 64 ? 2 : instruction.address_width == 32 ? 1 : 0;
+    op.aux = address_size_code(instruction);
     const bool flat = mode == CodeMode::bits64 && instruction.address_width == 64 && op.seg < FS;
     int64_t displacement = memory.disp.value;
     const bool rip_relative = memory.base == ZYDIS_REGISTER_RIP || memory.base == ZYDIS_REGISTER_EIP;
@@ -235,16 +235,8 @@ Decoded decode_instruction(std::span<const uint8_t> bytes, CodeMode mode, const 
 // ---------------------------------------------------------------------------------------------------------------------
 
 uint64_t effective_offset(const Cpu& cpu, const Op* op) {
-    uint64_t offset = cpu.get<uint64_t>(op->base) + (cpu.get<uint64_t>(op->index) << op->scale) +
-                      static_cast<int64_t>(op->disp);
-    switch (op->aux & op_address_size_mask) {
-    case 0:
-        return static_cast<uint16_t>(offset);
-    case 1:
-        return static_cast<uint32_t>(offset);
-    default:
-        return offset;
-    }
+    return truncate_offset(op, cpu.get<uint64_t>(op->base) + (cpu.get<uint64_t>(op->index) << op->scale) +
+                                   static_cast<int64_t>(op->disp));
 }
 
 Linear checked_linear(Cpu& cpu, const Op* op, Seg seg, uint64_t offset, unsigned size, bool write) {

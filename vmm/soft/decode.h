@@ -30,6 +30,11 @@ struct DecodeInput {
 /// Byte offset in Cpu::gpr of a general-purpose register of any width (AH..BH included). Asserts that it is one.
 uint8_t gpr_offset(ZydisRegister reg);
 
+/// What Op::aux says of the address size.
+inline uint16_t address_size_code(const ZydisDecodedInstruction& instruction) {
+    return instruction.address_width == 64 ? 2 : instruction.address_width == 32 ? 1 : 0;
+}
+
 /// Each part picks the handler for the mnemonics that are its own and says so; else false, op untouched.
 /// Sets ends_block when the instruction must be the last of its block.
 bool decode_move(const DecodeInput& input, Op& op);

@@ -42,9 +42,7 @@ const Op* bit_mem(Cpu& cpu, const Op* op) {
                 static_cast<int64_t>(sizeof(T));
     uint64_t address;
     if constexpr (std::is_same_v<Ea, EaAny>) {
-        uint64_t where = effective_offset(cpu, op) + static_cast<uint64_t>(reach);
-        const unsigned size = op->aux & op_address_size_mask;
-        where = size == 0 ? static_cast<uint16_t>(where) : size == 1 ? static_cast<uint32_t>(where) : where;
+        const uint64_t where = truncate_offset(op, effective_offset(cpu, op) + static_cast<uint64_t>(reach));
         if (!segment_linear(cpu, op, static_cast<Seg>(op->seg), where, sizeof(T), writes, address))
             return nullptr;
     } else {

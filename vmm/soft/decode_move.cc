@@ -258,8 +258,7 @@ const Op* spread_sign(Cpu& cpu, const Op* op) { // CWD, CDQ, CQO
 /// XLAT: op->seg and the address size are the decoder's, base RBX.
 const Op* xlat(Cpu& cpu, const Op* op) {
     uint64_t offset = cpu.gpr[RBX] + cpu.get<uint8_t>(RAX * 8), linear;
-    const unsigned size = op->aux & op_address_size_mask;
-    offset = size == 0 ? static_cast<uint16_t>(offset) : size == 1 ? static_cast<uint32_t>(offset) : offset;
+    offset = truncate_offset(op, offset);
     uint8_t value;
     if (!segment_linear(cpu, op, static_cast<Seg>(op->seg), offset, 1, false, linear) || !cpu.load(op, linear, value))
         return nullptr;
@@ -271,7 +270,7 @@ void select_xlat(const DecodeInput& in, Op& op) {
     for (unsigned i = 0; i < in.instruction.operand_count; ++i)
         if (is_memory(in.operands[i]))
             op.seg = static_cast<uint8_t>(in.operands[i].mem.segment - ZYDIS_REGISTER_ES);
-    op.aux = in.instruction.address_width == 64 ? 2 : in.instruction.address_width == 32 ? 1 : 0;
+    op.aux = address_size_code(in.instruction);
     op.fn = xlat;
 }
 

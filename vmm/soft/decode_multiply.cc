@@ -92,7 +92,6 @@ struct Div {
 struct Idiv {
     template <class T>
     static bool run(Cpu& cpu, T value) {
-        using Signed = std::make_signed_t<T>;
         if (value == 0)
             return false;
         const Wide<T> dividend = read_pair<T>(cpu);
@@ -110,7 +109,6 @@ struct Idiv {
         Div::set_results<T>(
             cpu, static_cast<T>(quotient_negative ? T{0} - static_cast<T>(quotient) : static_cast<T>(quotient)),
             static_cast<T>(negative ? T{0} - remainder : remainder));
-        static_cast<void>(sizeof(Signed));
         return true;
     }
 };

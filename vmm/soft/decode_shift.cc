@@ -18,40 +18,28 @@ struct CountCl {
     static unsigned get(const Cpu& cpu, const Op*) { return cpu.get<uint8_t>(RCX * 8); }
 };
 
-template <class Count>
 struct Shl {
     template <class T>
-    [[gnu::always_inline]] static T run(LazyFlags& f, T a, const Cpu& cpu, const Op* op) {
-        unsigned n = masked_count<T>(Count::get(cpu, op));
-        if (n == 0)
-            return a;
+    [[gnu::always_inline]] static T apply(LazyFlags& f, T a, unsigned n) {
         T result = n < bits_of<T> ? static_cast<T>(a << n) : T{0};
         bool carry = n <= bits_of<T> && (a >> (bits_of<T> - n) & 1);
         f.shifted(result, carry, carry != top_bit(result));
         return result;
     }
 };
-template <class Count>
 struct Shr {
     template <class T>
-    [[gnu::always_inline]] static T run(LazyFlags& f, T a, const Cpu& cpu, const Op* op) {
-        unsigned n = masked_count<T>(Count::get(cpu, op));
-        if (n == 0)
-            return a;
+    [[gnu::always_inline]] static T apply(LazyFlags& f, T a, unsigned n) {
         T result = n < bits_of<T> ? static_cast<T>(a >> n) : T{0};
         bool carry = n <= bits_of<T> && (a >> (n - 1) & 1);
         f.shifted(result, carry, n == 1 ? top_bit(a) : false);
         return result;
     }
 };
-template <class Count>
 struct Sar {
     template <class T>
-    [[gnu::always_inline]] static T run(LazyFlags& f, T a, const Cpu& cpu, const Op* op) {
+    [[gnu::always_inline]] static T apply(LazyFlags& f, T a, unsigned n) {
         using Signed = std::make_signed_t<T>;
-        unsigned n = masked_count<T>(Count::get(cpu, op));
-        if (n == 0)
-            return a;
         unsigned reach = std::min(n, bits_of<T> - 1);
         T result = static_cast<T>(static_cast<Signed>(a) >> reach);
         bool carry = n < bits_of<T> ? static_cast<Signed>(a) >> (n - 1) & 1 : top_bit(a);
@@ -59,26 +47,18 @@ struct Sar {
         return result;
     }
 };
-template <class Count>
 struct Rol {
     template <class T>
-    [[gnu::always_inline]] static T run(LazyFlags& f, T a, const Cpu& cpu, const Op* op) {
-        unsigned n = masked_count<T>(Count::get(cpu, op));
-        if (n == 0)
-            return a;
+    [[gnu::always_inline]] static T apply(LazyFlags& f, T a, unsigned n) {
         T result = std::rotl(a, static_cast<int>(n % bits_of<T>));
         bool carry = result & 1;
         f.set_cf_of(carry, carry != top_bit(result));
         return result;
     }
 };
-template <class Count>
 struct Ror {
     template <class T>
-    [[gnu::always_inline]] static T run(LazyFlags& f, T a, const Cpu& cpu, const Op* op) {
-        unsigned n = masked_count<T>(Count::get(cpu, op));
-        if (n == 0)
-            return a;
+    [[gnu::always_inline]] static T apply(LazyFlags& f, T a, unsigned n) {
         T result = std::rotr(a, static_cast<int>(n % bits_of<T>));
         bool carry = top_bit(result);
         f.set_cf_of(carry, carry != (result >> (bits_of<T> - 2) & 1));
@@ -86,15 +66,11 @@ struct Ror {
     }
 };
 /// Rotate through carry: 9, 17, 33 or 65 bits wide.
-template <class Count>
 struct Rcl {
     template <class T>
-    [[gnu::always_inline]] static T run(LazyFlags& f, T a, const Cpu& cpu, const Op* op) {
-        unsigned n = masked_count<T>(Count::get(cpu, op)) % (bits_of<T> + 1);
+    [[gnu::always_inline]] static T apply(LazyFlags& f, T a, unsigned n) {
         bool carry = f.cf();
-        if (masked_count<T>(Count::get(cpu, op)) == 0)
-            return a;
-        for (; n; --n) {
+        for (n %= bits_of<T> + 1; n; --n) {
             bool out = top_bit(a);
             a = static_cast<T>(a << 1 | carry);
             carry = out;
@@ -103,15 +79,11 @@ struct Rcl {
         return a;
     }
 };
-template <class Count>
 struct Rcr {
     template <class T>
-    [[gnu::always_inline]] static T run(LazyFlags& f, T a, const Cpu& cpu, const Op* op) {
-        unsigned n = masked_count<T>(Count::get(cpu, op)) % (bits_of<T> + 1);
+    [[gnu::always_inline]] static T apply(LazyFlags& f, T a, unsigned n) {
         bool carry = f.cf();
-        if (masked_count<T>(Count::get(cpu, op)) == 0)
-            return a;
-        for (; n; --n) {
+        for (n %= bits_of<T> + 1; n; --n) {
             bool out = a & 1;
             a = static_cast<T>(a >> 1 | static_cast<T>(static_cast<T>(carry) << (bits_of<T> - 1)));
             carry = out;
@@ -121,12 +93,21 @@ struct Rcr {
     }
 };
 
-template <template <class> class Operation>
+/// A shift or rotate with its count; its operation is asked for counts other than zero only.
+template <class Operation, class Count>
+struct Shift {
+    template <class T>
+    [[gnu::always_inline]] static T run(LazyFlags& f, T a, const Cpu& cpu, const Op* op) {
+        const unsigned n = masked_count<T>(Count::get(cpu, op));
+        return n == 0 ? a : Operation::template apply<T>(f, a, n);
+    }
+};
+template <class Operation>
 void select_shift(const DecodeInput& in, Op& op) {
     if (is_register(in.operands[1]))
-        select_unary<Operation<CountCl>>(in, op);
+        select_unary<Shift<Operation, CountCl>>(in, op);
     else
-        select_unary<Operation<CountImmediate>>(in, op);
+        select_unary<Shift<Operation, CountImmediate>>(in, op);
 }
 
 // --- double shifts ---------------------------------------------------------------------------------------------------

@@ -17,16 +17,7 @@ enum class Rep : uint8_t { none, rep, repe, repne };
 // op->seg.
 struct Index {
     /// RSI, RDI or RCX as wide as the address size.
-    static uint64_t get(const Cpu& cpu, const Op* op, unsigned reg) {
-        switch (op->aux & op_address_size_mask) {
-        case 0:
-            return static_cast<uint16_t>(cpu.gpr[reg]);
-        case 1:
-            return static_cast<uint32_t>(cpu.gpr[reg]);
-        default:
-            return cpu.gpr[reg];
-        }
-    }
+    static uint64_t get(const Cpu& cpu, const Op* op, unsigned reg) { return truncate_offset(op, cpu.gpr[reg]); }
     static void set(Cpu& cpu, const Op* op, unsigned reg, uint64_t value) {
         switch (op->aux & op_address_size_mask) {
         case 0:
@@ -261,7 +252,7 @@ Rep rep_prefix(const DecodeInput& in, bool compares) {
 
 template <class Operation>
 void select_string(const DecodeInput& in, Op& op, unsigned width) {
-    op.aux = in.instruction.address_width == 64 ? 2 : in.instruction.address_width == 32 ? 1 : 0;
+    op.aux = address_size_code(in.instruction);
     op.seg = DS;
     for (unsigned i = 0; i < in.instruction.operand_count; ++i)
         if (is_memory(in.operands[i]) && in.operands[i].mem.base != ZYDIS_REGISTER_NONE) {

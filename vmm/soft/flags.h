@@ -51,8 +51,8 @@ struct LazyFlags {
         set_cf_of(rflags & Rflags::cf, rflags & Rflags::of);
     }
     [[gnu::always_inline]] void set_cf_of(bool c, bool o) { carry = uint64_t{c} << 63 | uint64_t{c != o} << 62; }
+    /// CF becomes c, all other flags stay: for BT and the like.
     [[gnu::always_inline]] void set_cf(bool c) { set_cf_of(c, of()); }
-    /// CF becomes c, OF stays: for BT and the like; other flags stay too.
 
     template <class T>
     [[gnu::always_inline]] void logic(T value) { // AND, OR, XOR, TEST: CF = OF = 0; AF undefined, cleared here

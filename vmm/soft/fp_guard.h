@@ -40,14 +40,9 @@ inline bool fp_may_run(Cpu& cpu, const Op* op) {
     return true;
 }
 
-/// Loads or stores `size` bytes: 1, 2, 4, 8, 10, 16 by the fast path.
-inline bool fp_load(Cpu& cpu, const Op* op, uint64_t linear, void* bytes, unsigned size) {
-    auto fixed = [&](auto value) {
-        if (!cpu.load(op, linear, value))
-            return false;
-        std::memcpy(bytes, &value, sizeof value);
-        return true;
-    };
+/// Calls `fixed` with a value as large as an access of `size` bytes, for the sizes that the fast path serves; else `other`.
+template <class Fixed, class Other>
+bool fp_by_size(unsigned size, Fixed fixed, Other other) {
     switch (size) {
     case 1:
         return fixed(uint8_t{});
@@ -62,30 +57,28 @@ inline bool fp_load(Cpu& cpu, const Op* op, uint64_t linear, void* bytes, unsign
     case 16:
         return fixed(std::array<uint8_t, 16>{});
     default:
-        return cpu.load_bytes(op, linear, bytes, size);
+        return other();
     }
 }
+inline bool fp_load(Cpu& cpu, const Op* op, uint64_t linear, void* bytes, unsigned size) {
+    return fp_by_size(
+        size,
+        [&](auto value) {
+            if (!cpu.load(op, linear, value))
+                return false;
+            std::memcpy(bytes, &value, sizeof value);
+            return true;
+        },
+        [&] { return cpu.load_bytes(op, linear, bytes, size); });
+}
 inline bool fp_store(Cpu& cpu, const Op* op, uint64_t linear, const void* bytes, unsigned size) {
-    auto fixed = [&](auto value) {
-        std::memcpy(&value, bytes, sizeof value);
-        return cpu.store(op, linear, value);
-    };
-    switch (size) {
-    case 1:
-        return fixed(uint8_t{});
-    case 2:
-        return fixed(uint16_t{});
-    case 4:
-        return fixed(uint32_t{});
-    case 8:
-        return fixed(uint64_t{});
-    case 10:
-        return fixed(std::array<uint8_t, 10>{});
-    case 16:
-        return fixed(std::array<uint8_t, 16>{});
-    default:
-        return cpu.store_bytes(op, linear, bytes, size);
-    }
+    return fp_by_size(
+        size,
+        [&](auto value) {
+            std::memcpy(&value, bytes, sizeof value);
+            return cpu.store(op, linear, value);
+        },
+        [&] { return cpu.store_bytes(op, linear, bytes, size); });
 }
 
 } // namespace vtrace::soft

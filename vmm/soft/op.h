@@ -43,7 +43,6 @@ struct Block {
     uint32_t count;     // instructions
     uint16_t length;    // bytes
     CodeMode mode;
-    bool valid;         // false once invalidated (then it waits in the graveyard)
     Op ops[];           // at most max_block_ops + 1
 };
 

@@ -92,10 +92,7 @@ Block* SoftVcpu::find_block() {
         return nullptr;
     }
     const bool global = entry.gpa & TlbMark::global;
-    const unsigned table = cpu.jumps == cpu.jump_tables[0].entries.get()   ? 0
-                           : cpu.jumps == cpu.jump_tables[1].entries.get() ? 1
-                                                                           : 2;
-    cpu.jump_tables[table].insert(address, block, global);
+    cpu.jump_table->insert(address, block, global);
     if (const Op* request = std::exchange(cpu.link_request, nullptr); request && cpu.code64()) {
         const uint64_t from = cpu.gpr[Cpu::rip_register] + request->offset;
         // A block's end may lie at its page's end: then what follows is on another page, and a link would outlive it.
@@ -138,7 +135,6 @@ bool SoftVcpu::decode_single() {
     block->count = 1;
     block->length = decoded.op.len;
     block->mode = cpu.mode;
-    block->valid = true;
     block->ops[0] = decoded.op;
     place_op(block->ops[0], 0);
     block->ops[0].left = 1;
@@ -201,7 +197,7 @@ void SoftVcpu::execute_single() {
         }
     }
     const bool trap_flag = cpu.system_flags & Rflags::tf;
-    const uint64_t retired_before = cpu.run_budget - cpu.budget;
+    const uint64_t retired_before = cpu.retired_in_run();
     cpu.system_flags &= ~Rflags::rf; // holds for one instruction; IRET may set it for the next
     cpu.no_step_trap = false;
     if (!run_alone()) {
@@ -210,7 +206,7 @@ void SoftVcpu::execute_single() {
         cpu.pending_db = 0; // it will be executed again, and meet them again
         return;
     }
-    const bool retired = static_cast<uint64_t>(cpu.run_budget - cpu.budget) != retired_before;
+    const bool retired = cpu.retired_in_run() != retired_before;
     if (!retired)
         return;
     if (cpu.shadow == InterruptShadow::mov_ss)
@@ -248,9 +244,9 @@ SoftVcpu::Boundary SoftVcpu::at_boundary() {
         cpu.nmi_blocked = true;
     } else if ((cpu.system_flags & Rflags::if_) && cpu.shadow == InterruptShadow::none && cpu.pins.interrupt_pending()) {
         cpu.activity = ActivityState::running;
-        cpu.clock.set_now(cpu.run_started + (cpu.run_budget - cpu.budget));
+        cpu.clock.set_now(cpu.run_started + cpu.retired_in_run());
         Fault event{cpu.pins.acknowledge_interrupt(), false, 0, 0};
-        cpu.record(cpu.clock.now(), cpu.run_retired_base + (cpu.run_budget - cpu.budget),
+        cpu.record(cpu.clock.now(), cpu.run_retired_base + cpu.retired_in_run(),
                    ds::BtsFlags::make(ds::BtsKind::time));
         if (!deliver_event(cpu, EventKind::external_interrupt, event, cpu.code_linear(cpu.rip)))
             return Boundary::ended;
@@ -314,7 +310,7 @@ VcpuRun SoftVcpu::run(uint64_t budget) {
             break;
         }
     }
-    VcpuRun result{exit, static_cast<uint64_t>(cpu.run_budget - cpu.budget), {}};
+    VcpuRun result{exit, cpu.retired_in_run(), {}};
     if (exit == VcpuExit::shutdown) {
         cpu.activity = ActivityState::shutdown;
         result.detail = cpu.detail;

@@ -1,6 +1,7 @@
 #include "tests/oracle/native/guest.h"
 
 #include "tests/oracle/native/scope.h"
+#include "tests/soft/no_pins.h"
 #include "vmm/soft/cpuid.h"
 #include "vmm/soft/soft_vcpu.h"
 
@@ -18,23 +19,6 @@ constexpr uint64_t supervisor_base = 0xffff'8000'0000'0000; // all of RAM, for t
 constexpr uint16_t kernel_cs = 0x10, tss_selector = 0x40;
 constexpr uint64_t present = 1, write = 2, user = 4, accessed = 1 << 5, dirty = 1 << 6, large = 1 << 7,
                    no_execute = 1ull << 63;
-
-/// A machine with nothing but a processor and memory.
-class NoPins final : public CpuPins {
-  public:
-    uint32_t io_read(uint16_t, unsigned) override { return ~0u; }
-    void io_write(uint16_t, unsigned, uint32_t) override {}
-    uint64_t mmio_read(Gpa, unsigned) override { return ~0ull; }
-    void mmio_write(Gpa, unsigned, uint64_t) override {}
-    bool interrupt_pending() const override { return false; }
-    uint8_t acknowledge_interrupt() override { return 0; }
-    bool nmi_pending() const override { return false; }
-    void acknowledge_nmi() override {}
-    uint8_t read_cr8() const override { return 0; }
-    void write_cr8(uint8_t) override {}
-    std::optional<uint64_t> read_apic_msr(uint32_t) override { return std::nullopt; }
-    bool write_apic_msr(uint32_t, uint64_t) override { return false; }
-};
 
 bool has_error_code(unsigned vector) {
     return vector == Vector::df || (vector >= Vector::ts && vector <= Vector::pf) || vector == Vector::ac;
