@@ -13,25 +13,9 @@
 namespace vtrace::kvm {
 namespace {
 
-/// The kernel module that would make /dev/kvm here, or null if the processor does not offer what it needs.
-const char* module_for_this_processor() {
-    std::ifstream file("/proc/cpuinfo");
-    for (std::string line; std::getline(file, line);) {
-        if (line.rfind("flags", 0) != 0)
-            continue;
-        line += ' ';
-        if (line.find(" svm ") != std::string::npos)
-            return "kvm-amd";
-        if (line.find(" vmx ") != std::string::npos)
-            return "kvm-intel";
-        return nullptr;
-    }
-    return nullptr;
-}
-
 /// What to do when there is no KVM behind the device.
 std::string how_to_get_kvm() {
-    if (const char* module = module_for_this_processor())
+    if (const char* module = hardware_module())
         return fmt::format(
             "the kernel module is not loaded, or virtualization is off in the firmware; try 'modprobe {}'", module);
     return "the processor, or the hypervisor around this machine, offers no virtualization (no svm or vmx in "
@@ -103,6 +87,21 @@ const std::vector<Capability>& capabilities() {
     };
 #undef CAPABILITY
     return list;
+}
+
+const char* hardware_module() {
+    std::ifstream file("/proc/cpuinfo");
+    for (std::string line; std::getline(file, line);) {
+        if (line.rfind("flags", 0) != 0)
+            continue;
+        line += ' ';
+        if (line.find(" svm ") != std::string::npos)
+            return "kvm-amd";
+        if (line.find(" vmx ") != std::string::npos)
+            return "kvm-intel";
+        return nullptr;
+    }
+    return nullptr;
 }
 
 Fd::~Fd() {

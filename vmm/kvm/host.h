@@ -18,6 +18,10 @@ struct Capability {
 };
 const std::vector<Capability>& capabilities();
 
+/// The module that makes KVM of this processor's virtualization, "kvm-amd" or "kvm-intel"; null if /proc/cpuinfo shows
+/// neither svm nor vmx.
+const char* hardware_module();
+
 /// A file descriptor that closes itself.
 class Fd {
   public:
