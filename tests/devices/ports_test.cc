@@ -62,6 +62,32 @@ TEST_CASE("all the ways to reset") {
     CHECK(rig.events.empty());
 }
 
+TEST_CASE("marker: both registers tell their values, and that this is vtrace") {
+    Rig rig;
+    rig.out(0x5654, 0x12);
+    rig.out(0x5654, 0x1234, 2);
+    rig.out(0x5654, 0x89abcdef, 4);
+    rig.mmio.write(0xfed4'5654, 1, 0x56);
+    rig.mmio.write(0xfed4'5654, 4, 0xffff'ffff);
+    CHECK(rig.markers == std::vector<uint32_t>{0x12, 0x1234, 0x89abcdef, 0x56, 0xffff'ffff});
+    CHECK(rig.events.empty());
+    rig.markers.clear();
+    CHECK(rig.in(0x5654, 4) == 0x43525456); // "VTRC"
+    CHECK(rig.in(0x5654) == 'V');
+    CHECK(rig.mmio.read(0xfed4'5654, 4) == 0x43525456);
+    CHECK(rig.mmio.read(0xfed4'5654, 2) == 0x5456);
+    rig.out(0x5655, 1);
+    rig.mmio.write(0xfed4'5000, 4, 1);
+    rig.mmio.write(0xfed4'5650, 8, uint64_t{1} << 32);
+    rig.mmio.write(0xfed4'5654, 8, 1);
+    CHECK(rig.markers.empty()); // only the register itself
+    CHECK(rig.in(0x5655) == 'T');
+    CHECK(rig.in(0x5656, 2) == 0x4352);
+    CHECK(rig.mmio.read(0xfed4'5652, 4) == 0x54560000);
+    CHECK(rig.mmio.read(0xfed4'5000, 4) == 0);
+    CHECK(rig.mmio.unclaimed() + rig.ports.unclaimed() == 0);
+}
+
 TEST_CASE("isa-debug-exit and pvpanic report their values") {
     Rig rig;
     rig.out(0xf4, 0x10);

@@ -25,6 +25,7 @@ struct Rig {
         config.vcpus = vcpus;
         config.serial_output = [this](std::string_view text) { console += text; };
         config.event = [this](const MachineEvent& event) { events.push_back(event); };
+        config.marker = [this](uint32_t value) { markers.push_back(value); };
         config.init = [this](unsigned vcpu) { inits.push_back(vcpu); };
         config.startup = [this](unsigned vcpu, uint8_t vector) { startups.push_back({vcpu, vector}); };
         chipset = std::move(*Chipset::create(std::move(config), clock, memory, ports, mmio));
@@ -78,6 +79,7 @@ struct Rig {
     GuestMemory memory;
     std::string console;
     std::vector<MachineEvent> events;
+    std::vector<uint32_t> markers;
     std::vector<unsigned> inits;
     std::vector<std::pair<unsigned, uint8_t>> startups;
     std::unique_ptr<Chipset> chipset;

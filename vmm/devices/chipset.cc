@@ -43,7 +43,8 @@ Chipset::Chipset(ChipsetConfig config, Clock& clock, const GuestMemory& memory)
       serial_(clock, isa_line(platform::Irq::com1), config_.serial_output),
       i8042_(isa_line(platform::Irq::keyboard), config_.event),
       acpi_pm_(clock, isa_line(platform::Irq::sci), config_.event), pci_(config_.event),
-      fw_cfg_(config_.vcpus, memory.size()), debug_exit_(config_.event), pvpanic_(config_.event) {
+      fw_cfg_(config_.vcpus, memory.size()), debug_exit_(config_.event), pvpanic_(config_.event),
+      marker_(config_.marker) {
     for (unsigned i = 0; i < config_.vcpus; ++i) {
         Lapic::Wiring wiring;
         wiring.bus = &apic_bus_;
@@ -92,6 +93,8 @@ Result<> Chipset::attach(Bus& ports, Bus& mmio) {
     VTRACE_TRY(ports.attach(Port::acpi_pm1_event, AcpiPm::ports, acpi_pm_, "ACPI power management"));
     VTRACE_TRY(ports.attach(Port::pci_config_address, 4, pci_.address_ports(), "PCI configuration address"));
     VTRACE_TRY(ports.attach(Port::pci_config_data, 4, pci_.data_ports(), "PCI configuration data"));
+    VTRACE_TRY(ports.attach(Port::marker, Marker::ports, marker_.port_register(), "marker"));
+    VTRACE_TRY(mmio.attach(marker_base, Marker::mmio_length, marker_.page(), "marker"));
     return mmio.attach(ioapic_base, IoApic::mmio_length, ioapic_, "IOAPIC");
 }
 

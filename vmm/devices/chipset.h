@@ -25,6 +25,7 @@
 #include "vmm/devices/ioapic.h"
 #include "vmm/devices/lapic.h"
 #include "vmm/devices/machine_event.h"
+#include "vmm/devices/marker.h"
 #include "vmm/devices/pci.h"
 #include "vmm/devices/pic.h"
 #include "vmm/devices/pit.h"
@@ -41,6 +42,7 @@ struct ChipsetConfig {
 
     Serial::Output serial_output; // what the guest writes to COM1
     MachineEventHandler event;    // power-off, reset, exits, panics
+    MarkerHandler marker;         // what the guest writes to its marker register
     /// An INIT IPI reached this vCPU: it takes its state after INIT (SDM vol. 3, table 9-1); the BSP then runs from the
     /// reset vector, others wait for a SIPI. Its APIC is reset already.
     std::function<void(unsigned vcpu)> init;
@@ -98,6 +100,7 @@ class Chipset {
     FwCfg fw_cfg_;
     DebugExit debug_exit_;
     PvPanic pvpanic_;
+    Marker marker_;
 };
 
 } // namespace vtrace

@@ -1,6 +1,7 @@
 #include "vmm/devices/dsdt.h"
 
 #include "vmm/devices/acpi_pm.h"
+#include "vmm/devices/marker.h"
 #include "vmm/devices/platform.h"
 #include "vmm/devices/rtc.h"
 #include "vmm/devices/serial.h"
@@ -71,7 +72,8 @@ Term dsdt_definition_block(uint32_t pci_memory_start) {
         isa_device("MBRD", "PNP0C02",
                    {io(Port::system_control_b, 1), io(Port::system_control_a, 1), io(Port::debug_exit, 4),
                     io(Port::pic_elcr, 2), io(Port::fw_cfg, 2), io(Port::acpi_pm1_event, AcpiPm::ports),
-                    memory32_fixed(ioapic_base, 0x1000), memory32_fixed(lapic_base, 0x1000)});
+                    io(Port::marker, Marker::ports), memory32_fixed(ioapic_base, 0x1000),
+                    memory32_fixed(marker_base, Marker::mmio_length), memory32_fixed(lapic_base, 0x1000)});
     return sequence({
         name("\\_S5", package({s5, s5, integer(0), integer(0)})),
         scope("\\_SB",
