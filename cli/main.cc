@@ -17,6 +17,7 @@ constexpr Subcommand subcommands[] = {
     {"report", "Say where the guest went: functions, edges, interrupts, syscalls", define_report},
     {"dump", "Print branches, a line each", define_dump},
     {"info", "Describe a trace file: what is in it, and what is missing", define_info},
+    {"check", "Say what this host offers, and what vtrace will do with it", define_check},
 };
 
 /// One line, as every error of vtrace.

@@ -21,6 +21,7 @@ struct Subcommand {
     Action (*define)(CLI::App& app);
 };
 
+Action define_check(CLI::App& app);
 Action define_dump(CLI::App& app);
 Action define_info(CLI::App& app);
 Action define_record(CLI::App& app);
