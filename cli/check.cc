@@ -82,7 +82,7 @@ Processor find_processor() {
     __cpuid(0, a, b, c, d);
     processor.vendor = register_text({b, d, c});
     std::string model;
-    if (__get_cpuid_max(0x8000'0000, nullptr) >= brand_last)
+    if (static_cast<unsigned>(__get_cpuid_max(0x8000'0000, nullptr)) >= brand_last)
         for (unsigned leaf = brand_first; leaf <= brand_last; ++leaf) {
             __cpuid(leaf, a, b, c, d);
             for (unsigned value : {a, b, c, d})

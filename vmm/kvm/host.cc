@@ -5,10 +5,11 @@
 
 #include <fcntl.h>
 #include <grp.h>
-#include <linux/kvm.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include "vmm/kvm/kvm_api.h"
 
 namespace vtrace::kvm {
 namespace {

@@ -12,7 +12,7 @@ struct TrialSpeed {
 };
 
 /// Below this a hypervisor that answers as KVM does interprets guests, and the software engine is faster.
-inline constexpr uint64_t trial_least_speed = 5'000'000;
+inline constexpr uint64_t trial_least_speed = 3'333'333;
 
 /// Creates a VM of one vCPU and runs some 300,000 instructions of 64-bit kernel code in it, up to a port write whose
 /// value must be right. Takes about a millisecond where KVM is real, and at most about 100 ms. Error: what KVM refused,
