@@ -33,8 +33,9 @@ std::string how_to_get_permission(const std::string& device) {
     struct stat status {};
     if (stat(device.c_str(), &status) < 0)
         return "its folder can't be searched by you";
-    if (!(status.st_mode & S_IRGRP) || !(status.st_mode & S_IWGRP))
-        return fmt::format("it is for its owner only; try 'sudo chown root:kvm {0} && sudo chmod 660 {0}'", device);
+    constexpr gid_t root_group = 0; // no group for users to be in
+    if (!(status.st_mode & S_IRGRP) || !(status.st_mode & S_IWGRP) || status.st_gid == root_group)
+        return fmt::format("it is for root only; try 'sudo chown root:kvm {0} && sudo chmod 660 {0}'", device);
     const std::string group = group_name(status.st_gid);
     return fmt::format("it is for group '{0}'; try 'sudo usermod -aG {0} $USER', and log in again", group);
 }
