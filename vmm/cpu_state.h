@@ -6,6 +6,8 @@
 #include <array>
 #include <cstdint>
 
+#include "vmm/msr_storage.h"
+
 namespace vtrace {
 
 enum Gpr : uint8_t { RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI, R8, R9, R10, R11, R12, R13, R14, R15 };
@@ -77,6 +79,29 @@ inline constexpr uint8_t de = 0, db = 1, nmi = 2, bp = 3, of = 4, br = 5, ud = 6
 enum class InterruptShadow : uint8_t { none, sti, mov_ss };
 enum class ActivityState : uint8_t { running, halted, wait_for_sipi, shutdown };
 
+/// An event that the processor has accepted (for an interrupt: acknowledged) but whose delivery isn't done: an engine was
+/// left in the midst of it, because of a fault of its own. Whoever goes on delivers it before anything else.
+///
+/// RIP is what will be pushed, but for those that an instruction causes by its own (`software_interrupt`, and `exception`
+/// with #BP or #OF): there it is at the instruction, which hasn't retired. An NMI waits while NMIs are blocked. A #PF's
+/// address is in CR2 already, a #DB's bits are in DR6.
+struct PendingEvent {
+    enum class Kind : uint8_t { none, exception, nmi, external_interrupt, software_interrupt };
+
+    Kind kind = Kind::none;
+    uint8_t vector = 0;
+    bool has_error_code = false;
+    uint32_t error_code = 0;
+    uint8_t instruction_length = 0; // of what causes a software event; 0: not known
+
+    bool operator==(const PendingEvent&) const = default;
+    /// Executing the instruction at RIP (again) is what brings it about.
+    bool by_instruction() const {
+        return kind == Kind::software_interrupt ||
+               (kind == Kind::exception && (vector == Vector::bp || vector == Vector::of));
+    }
+};
+
 /// Power-on defaults are those of a processor after RESET (SDM vol. 3, table 9-1).
 struct CpuState {
     std::array<uint64_t, 16> gpr{};
@@ -103,10 +128,13 @@ struct CpuState {
     uint64_t tsc = 0; // value at this boundary
     uint64_t misc_enable = 1; // fast strings
     uint64_t debugctl = 0, ds_area = 0;
+    MsrStorage msrs;
 
     InterruptShadow shadow = InterruptShadow::none;
     ActivityState activity = ActivityState::running;
     bool nmi_blocked = false; // from NMI delivery to the next IRET
+    PendingEvent event;
+    uint64_t pending_debug = 0; // DR6 bits of debug traps that wait for the next boundary without a MOV SS shadow
 
     FpuImage fpu;
 

@@ -3,7 +3,7 @@
 
 #include "tests/soft/system_machine.h"
 #include "vmm/soft/debug_register.h"
-#include "vmm/soft/msr_index.h"
+#include "vmm/msr_index.h"
 
 using namespace vtrace;
 using namespace vtrace::soft;

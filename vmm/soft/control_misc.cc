@@ -98,14 +98,14 @@ const Op* op_wrmsr(Cpu& cpu, const Op* op) {
 const Op* op_rdtsc(Cpu& cpu, const Op* op) {
     if (!time_stamp_allowed(cpu, op))
         return nullptr;
-    set_edx_eax(cpu, time_of(cpu, op) + cpu.tsc_offset);
+    set_edx_eax(cpu, cpu.tsc(op));
     VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
 const Op* op_rdtscp(Cpu& cpu, const Op* op) {
     if (!time_stamp_allowed(cpu, op))
         return nullptr;
-    set_edx_eax(cpu, time_of(cpu, op) + cpu.tsc_offset);
+    set_edx_eax(cpu, cpu.tsc(op));
     cpu.gpr[RCX] = static_cast<uint32_t>(cpu.tsc_aux);
     VTRACE_NEXT_BY_LOOP(cpu, op);
 }
@@ -122,7 +122,7 @@ const Op* op_wbinvd(Cpu& cpu, const Op* op) {
 }
 
 const Op* op_random(Cpu& cpu, const Op* op) {
-    write_register(cpu, op->rm, operand_size(op), random_at(time_of(cpu, op)));
+    write_register(cpu, op->rm, operand_size(op), random_at(cpu.time_of(op)));
     cpu.flags.set(Rflags::cf); // a number was there; OF SF ZF AF PF are cleared
     VTRACE_NEXT_BY_LOOP(cpu, op);
 }

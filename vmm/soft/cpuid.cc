@@ -153,11 +153,14 @@ CpuidResult leaf_d(const CpuidModel& model, uint32_t subleaf) {
 }
 
 /// The TSC's ratio to the crystal that clocks the APIC timer, too, and the frequencies in MHz.
-CpuidResult leaf_15() {
+CpuidResult leaf_15(uint64_t tsc_hz) {
+    if (tsc_hz % platform::crystal_hz)
+        return {0, 0, 0, 0};
     return {1, static_cast<uint32_t>(tsc_hz / platform::crystal_hz), static_cast<uint32_t>(platform::crystal_hz), 0};
 }
-CpuidResult leaf_16() {
-    constexpr auto mhz = static_cast<uint32_t>(tsc_hz / 1'000'000);
+CpuidResult leaf_16(uint64_t tsc_hz) {
+    constexpr uint64_t hz_per_mhz = 1'000'000;
+    const auto mhz = static_cast<uint32_t>((tsc_hz + hz_per_mhz / 2) / hz_per_mhz);
     return {mhz, mhz, 100, 0};
 }
 
@@ -180,9 +183,9 @@ CpuidResult basic_leaf(const CpuidModel& model, uint32_t signature, uint32_t lea
     case 0xd:
         return leaf_d(model, subleaf);
     case 0x15:
-        return leaf_15();
+        return leaf_15(model.tsc_hz());
     case 0x16:
-        return leaf_16();
+        return leaf_16(model.tsc_hz());
     default: // 0AH among them: no performance counters
         return {0, 0, 0, 0};
     }
@@ -242,6 +245,18 @@ Result<CpuidModel> CpuidModel::by_name(std::string_view name) {
         return model;
     }
     return fail("no CPU model '{}'; there are: {}", name, fmt::join(names(), ", "));
+}
+
+CpuidModel CpuidModel::without(Feature feature) const {
+    CpuidModel model = *this;
+    model.features_ &= ~set_of({feature});
+    return model;
+}
+
+CpuidModel CpuidModel::with_tsc_hz(uint64_t hz) const {
+    CpuidModel model = *this;
+    model.tsc_hz_ = hz;
+    return model;
 }
 
 std::vector<std::string> CpuidModel::names() {

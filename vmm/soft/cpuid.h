@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ds/result.h"
+#include "vmm/clock.h"
 
 namespace vtrace {
 
@@ -28,7 +29,13 @@ class CpuidModel {
     static Result<CpuidModel> by_name(std::string_view name);
     static std::vector<std::string> names();
 
+    /// The same processor without this feature.
+    CpuidModel without(Feature feature) const;
+    /// The same with a time stamp counter of this rate. Leaf 15H is empty where its ratio to the crystal isn't whole.
+    CpuidModel with_tsc_hz(uint64_t hz) const;
+
     bool has(Feature feature) const { return features_ >> static_cast<unsigned>(feature) & 1; }
+    uint64_t tsc_hz() const { return tsc_hz_; }
     const std::string& name() const { return name_; }
     /// Static part of the leaf; the engine patches what depends on state (OSXSAVE, APIC enable and id, XSAVE size).
     CpuidResult leaf(uint32_t leaf, uint32_t subleaf) const;
@@ -38,6 +45,7 @@ class CpuidModel {
     std::string name_;
     uint64_t features_ = 0;
     uint32_t signature_ = 0; // leaf 1 EAX
+    uint64_t tsc_hz_ = default_tsc_hz;
 };
 
 } // namespace vtrace

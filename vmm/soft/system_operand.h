@@ -76,11 +76,6 @@ inline bool store_operand(Cpu& cpu, const Op* op, unsigned memory_size, uint64_t
     return true;
 }
 
-/// Virtual time of the instruction, for those that only read it: no device learns of it, as with sync_clock().
-inline uint64_t time_of(const Cpu& cpu, const Op* op) {
-    return cpu.run_started + cpu.retired_before(op);
-}
-
 /// The end of a block-ending handler whose instruction has retired without a branch.
 inline const Op* retire(Cpu& cpu, const Op* op) {
     return cpu.leave_at(cpu.next_rip(op), Leave::boundary);

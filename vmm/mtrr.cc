@@ -1,8 +1,8 @@
-#include "vmm/soft/msr_mtrr.h"
+#include "vmm/mtrr.h"
 
-#include "vmm/soft/msr_index.h"
+#include "vmm/msr_index.h"
 
-namespace vtrace::soft {
+namespace vtrace {
 namespace {
 
 /// VCNT 8, fixed ranges (FIX), write-combining (WC).
@@ -82,4 +82,4 @@ bool write_mtrr(MsrStorage& storage, uint32_t msr, uint64_t value, unsigned phys
     return write_fixed(storage, *fixed_index(msr), value);
 }
 
-} // namespace vtrace::soft
+} // namespace vtrace

@@ -1,9 +1,9 @@
-// Numbers of the model-specific registers that the software engine has (SDM vol. 4, chapter 2).
+// Numbers of the model-specific registers that guests have (SDM vol. 4, chapter 2).
 #pragma once
 
 #include <cstdint>
 
-namespace vtrace::soft::Msr {
+namespace vtrace::Msr {
 
 inline constexpr uint32_t tsc = 0x10, platform_id = 0x17, apic_base = 0x1b, tsc_adjust = 0x3b,
                           bios_update_trigger = 0x79, bios_sign_id = 0x8b, mtrr_cap = 0xfe, sysenter_cs = 0x174,
@@ -15,9 +15,9 @@ inline constexpr uint32_t tsc = 0x10, platform_id = 0x17, apic_base = 0x1b, tsc_
                           fs_base = 0xc000'0100, gs_base = 0xc000'0101, kernel_gs_base = 0xc000'0102,
                           tsc_aux = 0xc000'0103;
 
-} // namespace vtrace::soft::Msr
+} // namespace vtrace::Msr
 
-namespace vtrace::soft {
+namespace vtrace {
 
 /// Bits of IA32_MISC_ENABLE (SDM vol. 4, table 2-2).
 namespace MiscEnable {
@@ -25,4 +25,4 @@ inline constexpr uint64_t fast_strings = 1 << 0, perfmon_available = 1 << 7, bts
                           pebs_unavailable = 1 << 12;
 }
 
-} // namespace vtrace::soft
+} // namespace vtrace

@@ -4,12 +4,12 @@
 #include <array>
 #include <cstdint>
 
-namespace vtrace::soft {
+namespace vtrace {
 
 inline constexpr unsigned mtrr_variable_count = 8, mtrr_fixed_count = 11;
 
 /// Reset values are those that a BIOS leaves behind, since there is none to set them: all of memory write-back, the
-/// MTRRs on. Not part of CpuState.
+/// MTRRs on.
 struct MsrStorage {
     static constexpr uint64_t mtrr_enable = 1 << 11, mtrr_fixed_enable = 1 << 10, write_back = 6;
 
@@ -22,4 +22,4 @@ struct MsrStorage {
     bool operator==(const MsrStorage&) const = default;
 };
 
-} // namespace vtrace::soft
+} // namespace vtrace
