@@ -9,12 +9,20 @@ namespace vtrace {
 Result<GuestMemory> GuestMemory::create(uint64_t size) {
     if (size < (1u << 20) || size % page_size != 0)
         return fail("cannot make guest memory of {} bytes: it must be a multiple of 4 KiB and at least 1 MiB", size);
-    void* base = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (base == MAP_FAILED)
+    // Large pages where the host has them: a software TLB miss then rarely costs a hardware one too, and KVM maps a large
+    // page at once, if guest and host agree on where it begins. Advice only.
+    constexpr uint64_t large_page = 2 << 20;
+    const uint64_t reserved = size + large_page;
+    void* start = mmap(nullptr, reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (start == MAP_FAILED)
         return fail("cannot reserve {} MiB of guest memory: {}", size >> 20, errno_text(errno));
-    // Large pages where the host has them: a software TLB miss then rarely costs a hardware one too. Advice only.
-    madvise(base, size, MADV_HUGEPAGE);
-    return GuestMemory(static_cast<uint8_t*>(base), size, std::min<uint64_t>(size, pci_hole_start));
+    auto* const first = static_cast<uint8_t*>(start);
+    const uint64_t before = -reinterpret_cast<uintptr_t>(first) % large_page;
+    if (before)
+        munmap(first, before);
+    munmap(first + before + size, reserved - before - size);
+    madvise(first + before, size, MADV_HUGEPAGE);
+    return GuestMemory(first + before, size, std::min<uint64_t>(size, pci_hole_start));
 }
 
 GuestMemory::GuestMemory(GuestMemory&& other) noexcept

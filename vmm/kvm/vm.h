@@ -32,6 +32,7 @@ class KvmVm {
     Result<> set_up();
     Result<> add_memory();
     Result<> filter_msrs();
+    Result<> find_tsc_rate();
 
     const KvmHost& host_;
     GuestMemory& memory_;
