@@ -15,8 +15,11 @@ class ConsoleWatch {
 
     /// The longest text that can be waited for.
     static constexpr size_t max_text = 512;
-    /// From now on found() waits for a text within one line; empty: for nothing.
-    void wait_for(std::string text) { text_ = std::move(text); }
+    /// From now on found() waits for a text that ends from here on, within one line; empty: for nothing.
+    void wait_for(std::string text) {
+        text_ = std::move(text);
+        found_ = false;
+    }
     bool found() const { return found_; }
 
     void feed(std::string_view bytes);

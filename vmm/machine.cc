@@ -1,11 +1,11 @@
+// The machine and its software stage. Under KVM: machine_native.cc.
 #include "vmm/machine.h"
 
 #include <algorithm>
 
 #include "vmm/devices/acpi_tables.h"
+#include "vmm/machine_parts.h"
 #include "vmm/soft/fp_stub.h"
-#include "vmm/soft/soft_vcpu.h"
-#include "vmm/stall_watch.h"
 
 namespace vtrace {
 namespace {
@@ -38,49 +38,6 @@ std::string_view describe(Outcome outcome) {
     return "unknown";
 }
 
-/// A processor's view of the machine.
-class Machine::Pins final : public CpuPins {
-  public:
-    Pins(Machine& machine, unsigned index) : machine_(machine), lapic_(machine.chipset_->lapic(index)) {}
-    void connect(const soft::SoftVcpu& vcpu) { vcpu_ = &vcpu; }
-
-    uint32_t io_read(uint16_t port, unsigned size) override {
-        return static_cast<uint32_t>(machine_.ports_.read(port, size));
-    }
-    void io_write(uint16_t port, unsigned size, uint32_t value) override { machine_.ports_.write(port, size, value); }
-    uint64_t mmio_read(Gpa gpa, unsigned size) override {
-        return lapic_.owns(gpa) ? lapic_.mmio_read(gpa, size) : machine_.mmio_.read(gpa, size);
-    }
-    void mmio_write(Gpa gpa, unsigned size, uint64_t value) override {
-        lapic_.owns(gpa) ? lapic_.mmio_write(gpa, size, value) : machine_.mmio_.write(gpa, size, value);
-    }
-    bool interrupt_pending() const override { return lapic_.interrupt_pending(); }
-    uint8_t acknowledge_interrupt() override { return lapic_.acknowledge_interrupt(); }
-    bool nmi_pending() const override { return lapic_.nmi_pending(); }
-    void acknowledge_nmi() override { lapic_.acknowledge_nmi(); }
-    uint8_t read_cr8() const override { return lapic_.read_cr8(); }
-    void write_cr8(uint8_t priority) override { lapic_.write_cr8(priority); }
-    std::optional<uint64_t> read_apic_msr(uint32_t msr) override { return lapic_.read_msr(msr); }
-    bool write_apic_msr(uint32_t msr, uint64_t value) override {
-        if (vcpu_)
-            lapic_.set_tsc_offset(vcpu_->tsc_offset());
-        return lapic_.write_msr(msr, value);
-    }
-
-  private:
-    Machine& machine_;
-    Lapic& lapic_;
-    const soft::SoftVcpu* vcpu_ = nullptr;
-};
-
-struct Machine::Processor {
-    std::unique_ptr<Pins> pins;
-    std::unique_ptr<soft::SoftVcpu> vcpu;
-    bool halted = false;
-    StallWatch stall;
-    bool stalled = false; // what `stall` last said
-};
-
 // ---------------------------------------------------------------------------------------------------------------------
 
 Machine::Machine(MachineConfig config, GuestMemory memory) : config_(std::move(config)), memory_(std::move(memory)) {}
@@ -97,12 +54,15 @@ Result<std::unique_ptr<Machine>> Machine::create(MachineConfig config) {
 
 Result<> Machine::build() {
     VTRACE_TRY(soft::fp_stub_memory());
+    if (config_.kvm)
+        VTRACE_TRY(build_native());
     ChipsetConfig chipset;
     chipset.vcpus = config_.vcpus;
     chipset.rtc_start = config_.rtc_start;
     chipset.physical_address_bits = config_.cpuid.physical_address_bits();
     chipset.serial_output = [this](std::string_view bytes) { on_console(bytes); };
     chipset.event = [this](const MachineEvent& event) { on_event(event); };
+    chipset.marker = [this](uint32_t value) { windows_.on_marker(value); };
     chipset.init = [this](unsigned vcpu) { on_init(vcpu); };
     chipset.startup = [this](unsigned vcpu, uint8_t vector) { on_startup(vcpu, vector); };
     auto made = Chipset::create(std::move(chipset), clock_, memory_, ports_, mmio_);
@@ -119,26 +79,38 @@ Result<> Machine::build() {
     guest_ = std::move(*guest);
 
     const auto blocks = std::make_shared<soft::BlockCache>(memory_);
-    for (unsigned index = 0; index < config_.vcpus; ++index) {
-        auto processor = std::make_unique<Processor>();
-        processor->pins = std::make_unique<Pins>(*this, index);
-        processor->vcpu = std::make_unique<soft::SoftVcpu>(memory_, *processor->pins, clock_, config_.cpuid, blocks);
-        processor->pins->connect(*processor->vcpu);
-        CpuState state = index == 0 ? guest_.state : CpuState{};
-        if (index != 0)
-            state.activity = ActivityState::wait_for_sipi;
-        processor->vcpu->set_state(state);
-        processors_.push_back(std::move(processor));
-    }
+    for (unsigned index = 0; index < config_.vcpus; ++index)
+        VTRACE_TRY(add_processor(index, blocks));
     watch_.wait_for(config_.input_after);
     if (config_.input_after.empty())
         type_input();
     return {};
 }
 
+Result<> Machine::add_processor(unsigned index, const std::shared_ptr<soft::BlockCache>& blocks) {
+    auto processor = std::make_unique<Processor>();
+    processor->pins = std::make_unique<Pins>(*this, index);
+    processor->vcpu = std::make_unique<soft::SoftVcpu>(memory_, *processor->pins, clock_, config_.cpuid, blocks);
+    processor->pins->connect(*processor->vcpu);
+    if (native_) {
+        auto cpu = kvm::KvmCpu::create(*native_->vm, index, config_.cpuid);
+        if (!cpu)
+            return Unexpected(cpu.error());
+        processor->kvm_cpu = std::move(*cpu);
+        processor->native = std::make_unique<kvm::KvmVcpu>(*processor->kvm_cpu, *processor->pins, native_->lock);
+    }
+    CpuState state = index == 0 ? guest_.state : CpuState{};
+    if (index != 0)
+        state.activity = ActivityState::wait_for_sipi;
+    processor->vcpu->set_state(state);
+    processors_.push_back(std::move(processor));
+    return {};
+}
+
 void Machine::record(const std::vector<soft::Recording>& recordings) {
-    for (unsigned index = 0; index < processors_.size(); ++index)
-        processors_[index]->vcpu->record(recordings[index]);
+    recordings_ = recordings;
+    if (windows_.open())
+        begin_window();
 }
 
 void Machine::type_input() {
@@ -166,6 +138,7 @@ void Machine::drain_records() {
 
 void Machine::on_console(std::string_view bytes) {
     watch_.feed(bytes);
+    windows_.on_console(bytes);
     if (watch_.panicked() && panic_deadline_ == never)
         panic_deadline_ = clock_.now() + panic_grace;
     if (watch_.found())
@@ -195,27 +168,47 @@ void Machine::on_event(const MachineEvent& event) {
     }
 }
 
-void Machine::on_init(unsigned index) {
+void Machine::init_now(Vcpu& vcpu) {
+    const CpuState before = vcpu.state();
     CpuState state;
     // INIT keeps the FPU, and most of what RESET would clear (SDM vol. 3, table 9-1); the BSP would start at the reset
     // vector, where this machine has no firmware.
-    state.fpu = processors_[index]->vcpu->state().fpu;
-    state.tsc = processors_[index]->vcpu->state().tsc;
+    state.fpu = before.fpu;
+    state.tsc = before.tsc;
+    state.msrs = before.msrs;
     state.activity = ActivityState::wait_for_sipi;
-    processors_[index]->vcpu->set_state(state);
+    vcpu.set_state(state);
 }
 
-void Machine::on_startup(unsigned index, uint8_t vector) {
-    soft::SoftVcpu& vcpu = *processors_[index]->vcpu;
+/// False: it doesn't wait for one.
+bool Machine::startup_now(Vcpu& vcpu, uint8_t vector) {
     CpuState state = vcpu.state();
     if (state.activity != ActivityState::wait_for_sipi)
-        return;
+        return false;
     state.segments[CS].selector = static_cast<uint16_t>(vector << 8);
     state.segments[CS].base = uint64_t{vector} << 12;
     state.rip = 0;
     state.activity = ActivityState::running;
     vcpu.set_state(state);
-    processors_[index]->halted = false;
+    return true;
+}
+
+void Machine::on_init(unsigned index) {
+    Processor& processor = *processors_[index];
+    if (stage_) {
+        processor.init_requested = true;
+        processor.startup_requested.reset();
+        return;
+    }
+    init_now(*processor.vcpu);
+}
+
+void Machine::on_startup(unsigned index, uint8_t vector) {
+    Processor& processor = *processors_[index];
+    if (stage_)
+        processor.startup_requested = vector;
+    else if (startup_now(*processor.vcpu, vector))
+        processor.halted = false;
 }
 
 /// Something the guest did ends the run?
@@ -244,31 +237,43 @@ std::string Machine::panic_detail() const {
 
 /// The next time at which something other than a processor must act.
 VirtualTime Machine::next_stop(const RunLimits& limits) const {
-    return std::min({clock_.next_due(), limits.time, panic_deadline_});
+    return std::min({clock_.next_due(), limits.time, panic_deadline_, windows_.next_time()});
 }
 
-/// Lets one processor run for a quantum. True: `result` has the outcome.
-bool Machine::run_turn(Processor& processor, const RunLimits& limits, RunResult& result) {
+bool Machine::limit_reached(const RunLimits& limits, RunResult& result) {
+    if (retired() >= limits.instructions)
+        result.detail = fmt::format("{} instructions", limits.instructions);
+    else if (clock_.now() >= limits.time)
+        result.detail = fmt::format("{} ns of guest time", limits.time);
+    else
+        return false;
+    result.outcome = Outcome::limit;
+    return true;
+}
+
+/// Nobody will ever get anywhere: one that waits for another is no hang.
+bool Machine::all_stuck() const {
+    return std::all_of(processors_.begin(), processors_.end(), [this](const auto& p) {
+        const Vcpu& vcpu = stage_ ? static_cast<const Vcpu&>(*p->native) : *p->vcpu;
+        return p->stalled || (p->halted && !vcpu.interrupts_allowed());
+    });
+}
+
+/// Lets one processor run for a quantum.
+Machine::Turn Machine::run_turn(Processor& processor, const RunLimits& limits, RunResult& result) {
     // One alone needs no turns.
     const VirtualTime end = processors_.size() > 1 ? clock_.now() + quantum : clock_.now() + slice;
     while (clock_.now() < end) {
         clock_.run_due();
-        if (finish_if_due(result))
-            return true;
+        if (finish_if_due(result) || limit_reached(limits, result))
+            return Turn::ended;
         const uint64_t retired_all = retired();
-        if (retired_all >= limits.instructions) {
-            result.outcome = Outcome::limit;
-            result.detail = fmt::format("{} instructions", limits.instructions);
-            return true;
-        }
-        if (clock_.now() >= limits.time) {
-            result.outcome = Outcome::limit;
-            result.detail = fmt::format("{} ns of guest time", limits.time);
-            return true;
-        }
+        windows_.on_progress(clock_.now(), retired_all);
+        if (windows_.due())
+            return Turn::window_due;
         const VirtualTime stop = std::min(end, next_stop(limits));
-        const uint64_t budget =
-            std::min(stop > clock_.now() ? stop - clock_.now() : 1, limits.instructions - retired_all);
+        const uint64_t budget = std::min(stop > clock_.now() ? stop - clock_.now() : 1,
+                                         std::min(limits.instructions, windows_.next_retired()) - retired_all);
         VcpuRun run = processor.vcpu->run(budget);
         processor.halted = run.exit == VcpuExit::halted;
         if (run.retired)
@@ -279,49 +284,55 @@ bool Machine::run_turn(Processor& processor, const RunLimits& limits, RunResult&
         case VcpuExit::budget:
         case VcpuExit::device:
             break;
+        case VcpuExit::breakpoint:
+            windows_.on_breakpoint();
+            break;
         case VcpuExit::halted:
-            return false;
         case VcpuExit::stopped:
-            return false;
+            return Turn::goes_on;
         case VcpuExit::shutdown:
             result.outcome = finish_if_due(result) ? result.outcome : Outcome::triple_fault;
             result.detail = run.detail;
-            return true;
+            return Turn::ended;
         case VcpuExit::unsupported:
             result.outcome = Outcome::unsupported;
             result.detail = run.detail;
-            return true;
+            return Turn::ended;
         }
     }
     const CpuState state = processor.vcpu->state();
     processor.stalled = processor.stall.look(state, clock_.now());
-    // One that waits for another is no hang.
-    if (processor.stalled && std::all_of(processors_.begin(), processors_.end(), [](const auto& p) {
-            return p->stalled || (p->halted && !p->vcpu->interrupts_allowed());
-        })) {
+    if (processor.stalled && all_stuck()) {
         result.outcome = Outcome::hang;
         result.detail = fmt::format("a loop with interrupts off goes nowhere, at RIP {:#x}", state.rip);
-        return true;
+        return Turn::ended;
     }
-    return false;
+    return Turn::goes_on;
+}
+
+/// Every processor is halted. True: and there is nothing that could wake one; `result` has the outcome.
+bool Machine::never_wakes(RunResult& result) {
+    const bool wakeable = std::any_of(processors_.begin(), processors_.end(), [this](const auto& p) {
+        return stage_ ? p->native->interrupts_allowed() : p->vcpu->interrupts_allowed();
+    });
+    // Without interrupts only an NMI could wake them, and nothing here sends one by itself.
+    if (wakeable && (clock_.next_due() != never || panic_deadline_ != never))
+        return false;
+    if (!finish_if_due(result)) {
+        const bool panic = watch_.panicked() || panicked_;
+        result.outcome = panic ? Outcome::panic : Outcome::hang;
+        result.detail = panic       ? panic_detail()
+                        : !wakeable ? "all processors are halted with interrupts off"
+                                    : "all processors are halted, and no timer will wake them";
+    }
+    return true;
 }
 
 /// Every processor is halted: jumps to the next event. True: there is none that could wake one, or a limit is reached.
 bool Machine::pass_idle_time(const RunLimits& limits, RunResult& result) {
-    const bool wakeable = std::any_of(processors_.begin(), processors_.end(),
-                                      [](const auto& p) { return p->vcpu->interrupts_allowed(); });
     const VirtualTime next = next_stop(limits);
-    // Without interrupts only an NMI could wake them, and nothing here sends one by itself.
-    if (!wakeable || (clock_.next_due() == never && panic_deadline_ == never)) {
-        if (!finish_if_due(result)) {
-            const bool panic = watch_.panicked() || panicked_;
-            result.outcome = panic ? Outcome::panic : Outcome::hang;
-            result.detail = panic       ? panic_detail()
-                            : !wakeable ? "all processors are halted with interrupts off"
-                                        : "all processors are halted, and no timer will wake them";
-        }
+    if (never_wakes(result))
         return true;
-    }
     if (++idle_steps_ > most_idle_steps) {
         result.outcome = Outcome::hang;
         result.detail = "all processors are halted, and the timers that still run do not wake them";
@@ -331,35 +342,86 @@ bool Machine::pass_idle_time(const RunLimits& limits, RunResult& result) {
     return false;
 }
 
-RunResult Machine::run(const RunLimits& limits, const std::function<void()>& progress) {
-    RunResult result{};
-    const auto finish = [&] {
-        result.instructions = retired();
-        result.time = clock_.now();
-        return result;
-    };
-    drain_records(); // so that a reader knows the time from the first branch on
+/// The processors take turns until the run ends or a window is due.
+Machine::Turn Machine::run_soft(const RunLimits& limits, const std::function<void()>& progress, RunResult& result) {
     VirtualTime next_progress = clock_.now() + slice;
     for (;;) {
         bool any_running = false;
         for (unsigned index = 0; index < processors_.size(); ++index) {
             result.vcpu = index;
-            if (run_turn(*processors_[index], limits, result))
-                return finish();
+            if (const Turn turn = run_turn(*processors_[index], limits, result); turn != Turn::goes_on)
+                return turn;
             any_running |= !processors_[index]->halted;
         }
         result.vcpu = 0;
         if (stop_.exchange(false, std::memory_order_relaxed)) {
             result.outcome = Outcome::stopped;
-            return finish();
+            return Turn::ended;
         }
         if (progress && clock_.now() >= next_progress) {
             progress();
             next_progress = clock_.now() + slice;
         }
         if (!any_running && pass_idle_time(limits, result))
-            return finish();
+            return Turn::ended;
     }
+}
+
+/// At an instruction boundary of all processors, as what follows. Where all of the run is one window, that isn't noted.
+void Machine::begin_window() {
+    if (recordings_.empty())
+        return;
+    for (unsigned index = 0; index < processors_.size(); ++index) {
+        soft::SoftVcpu& vcpu = *processors_[index]->vcpu;
+        vcpu.record(recordings_[index]);
+        if (windows_.planned())
+            recordings_[index].store->begin_window(windows_.count(), vcpu.next_instruction());
+    }
+    drain_records(); // so that a reader knows the time from the first branch on
+}
+
+void Machine::end_window() {
+    if (recordings_.empty())
+        return;
+    for (unsigned index = 0; index < processors_.size(); ++index) {
+        soft::SoftVcpu& vcpu = *processors_[index]->vcpu;
+        if (windows_.planned())
+            recordings_[index].store->end_window(windows_.count(), vcpu.next_instruction());
+        vcpu.drain_records();
+        vcpu.record({});
+    }
+}
+
+void Machine::turn_window() {
+    windows_.turn(clock_.now(), retired());
+    if (windows_.open())
+        begin_window();
+    else
+        end_window();
+    set_breakpoints();
+}
+
+void Machine::set_breakpoints() {
+    const auto breakpoint = windows_.breakpoint();
+    for (auto& processor : processors_)
+        processor->vcpu->set_breakpoints(breakpoint ? std::span(&*breakpoint, 1) : std::span<const Gva>());
+}
+
+RunResult Machine::run(const RunLimits& limits, const std::function<void()>& progress) {
+    RunResult result{};
+    set_breakpoints();
+    for (;;) {
+        const bool natively = native_ && !windows_.open();
+        if ((natively ? run_native(limits, progress, result) : run_soft(limits, progress, result)) == Turn::ended)
+            break;
+        turn_window();
+    }
+    if (windows_.open() && windows_.planned())
+        end_window();
+    drain_records();
+    result.instructions = retired();
+    result.time = clock_.now();
+    return result;
 }
 
 } // namespace vtrace

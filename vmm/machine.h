@@ -19,11 +19,15 @@
 #include "vmm/soft/cpuid.h"
 #include "vmm/soft/recording.h"
 #include "vmm/vcpu.h"
+#include "vmm/windows.h"
 
 namespace vtrace {
 
+namespace kvm {
+class KvmHost;
+}
 namespace soft {
-class SoftVcpu;
+class BlockCache;
 }
 
 struct MachineConfig {
@@ -35,6 +39,8 @@ struct MachineConfig {
     std::function<void(std::string_view)> console = {}; // what the guest writes to COM1; may be empty
     std::string input = {};                             // what it reads there ...
     std::string input_after = {}; // ... once this text has stood on the console; empty: from the start
+    /// Runs the guest natively outside of traced windows; must outlive the machine. Null: the software engine does all.
+    const kvm::KvmHost* kvm = nullptr;
 };
 
 /// How a run ended.
@@ -65,8 +71,19 @@ struct RunResult {
     VirtualTime time;
 };
 
-/// With several vCPUs, they take turns on the calling thread: each runs `quantum` of virtual time while the others
-/// wait, so that the machine is deterministic and virtual time is the sum of all instructions.
+/// What changes from one engine to the other have cost: from the last instruction in one to the first in the other.
+struct HandOvers {
+    struct Cost {
+        uint64_t count = 0, host_ns = 0;
+    };
+    Cost to_soft, to_native;
+};
+
+/// Under the software engine, several vCPUs take turns on the calling thread: each runs `quantum` of virtual time while
+/// the others wait, so that the machine is deterministic and virtual time is the sum of all instructions.
+///
+/// Under KVM each vCPU runs on a thread of its own, virtual time goes with the host's, and instructions are not counted.
+/// Devices are the same for both, and so are the outcomes.
 class Machine {
   public:
     static constexpr VirtualTime quantum = 20'000;
@@ -82,11 +99,16 @@ class Machine {
     Machine(const Machine&) = delete;
     Machine& operator=(const Machine&) = delete;
 
-    /// From now on records go there; one a vCPU. Before run() only.
+    /// Whenever a window is open, records go there; one a vCPU. Before run() only.
     void record(const std::vector<soft::Recording>& recordings);
+    /// What windows there are; without a call, all of the run is one. Before record() and run() only.
+    void trace_windows(WindowPlan plan) { windows_.follow(std::move(plan)); }
+    void trace_nothing() { windows_.trace_nothing(); }
+    const Windows& windows() const { return windows_; }
 
     /// Runs until something ends it. `progress`, if given, is called about every 10 ms of host time's worth of guest
-    /// work (each million instructions); it may call request_stop().
+    /// work (each million instructions); it may call request_stop(). The console callback may come from other threads,
+    /// one call at a time.
     RunResult run(const RunLimits& limits, const std::function<void()>& progress = {});
     /// Ends run() at a near instruction boundary. From any thread, or a signal handler.
     void request_stop() { stop_.store(true, std::memory_order_relaxed); }
@@ -96,8 +118,14 @@ class Machine {
     Chipset& chipset() { return *chipset_; }
     const LoadedGuest& guest() const { return guest_; }
     const std::string& cpu_name() const { return config_.cpuid.name(); }
+    uint64_t tsc_hz() const { return clock_.tsc_hz(); }
+    /// Outside of windows the guest runs natively.
+    bool native() const { return native_ != nullptr; }
+    const HandOvers& hand_overs() const { return hand_overs_; }
     unsigned vcpus() const { return static_cast<unsigned>(processors_.size()); }
+    /// Not while it runs natively; run() leaves all state here.
     Vcpu& vcpu(unsigned index);
+    /// By the software engine.
     uint64_t retired(unsigned index) const;
     uint64_t retired() const;
     /// MachineConfig::input has been typed, or there was none.
@@ -108,18 +136,36 @@ class Machine {
   private:
     class Pins;
     struct Processor;
+    struct Native;
+    class NativeStage;
+    enum class Turn : uint8_t { goes_on, window_due, ended };
 
     Machine(MachineConfig config, GuestMemory memory);
     Result<> build();
+    Result<> build_native();
+    Result<> add_processor(unsigned index, const std::shared_ptr<soft::BlockCache>& blocks);
     void on_event(const MachineEvent& event);
     void on_console(std::string_view bytes);
     void on_init(unsigned vcpu);
     void on_startup(unsigned vcpu, uint8_t vector);
+    void init_now(Vcpu& vcpu);
+    bool startup_now(Vcpu& vcpu, uint8_t vector);
     void type_input();
     bool finish_if_due(RunResult& result);
+    bool limit_reached(const RunLimits& limits, RunResult& result);
+    void begin_window();
+    void end_window();
+    void turn_window();
+    void set_breakpoints();
+    void take_from_kvm();
+    void give_to_kvm();
+    Turn run_soft(const RunLimits& limits, const std::function<void()>& progress, RunResult& result);
+    Turn run_native(const RunLimits& limits, const std::function<void()>& progress, RunResult& result);
     std::string panic_detail() const;
     VirtualTime next_stop(const RunLimits& limits) const;
-    bool run_turn(Processor& processor, const RunLimits& limits, RunResult& result);
+    Turn run_turn(Processor& processor, const RunLimits& limits, RunResult& result);
+    bool all_stuck() const;
+    bool never_wakes(RunResult& result);
     bool pass_idle_time(const RunLimits& limits, RunResult& result);
 
     MachineConfig config_;
@@ -128,7 +174,12 @@ class Machine {
     Bus ports_, mmio_;
     std::unique_ptr<Chipset> chipset_;
     LoadedGuest guest_;
+    std::unique_ptr<Native> native_; // null: there is only the software engine
     std::vector<std::unique_ptr<Processor>> processors_;
+    std::vector<soft::Recording> recordings_;
+    Windows windows_;
+    HandOvers hand_overs_;
+    NativeStage* stage_ = nullptr; // while processors run natively
     ConsoleWatch watch_;
     std::atomic<bool> stop_{false};
 

@@ -25,6 +25,8 @@ class StallWatch {
         since_ = now;
         looks_ = window; // look anew
     }
+    /// How long it has done neither.
+    VirtualTime quiet_for(VirtualTime now) const { return now - since_; }
     /// To be called now and then, at times that fall anywhere in a loop. True: stalled.
     bool look(const CpuState& state, VirtualTime now);
 

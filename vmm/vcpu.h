@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "vmm/clock.h"
@@ -47,6 +48,7 @@ enum class VcpuExit : uint8_t {
     halted,      // HLT, with nothing pending that would wake it
     shutdown,    // triple fault: the guest's fault, `detail` has the vectors
     stopped,     // request_stop() was called
+    breakpoint,  // an address of set_breakpoints() is at RIP, not yet executed: the next run() passes it
     unsupported, // the guest asks for something that this engine does not do; `detail` says what and where
 };
 
@@ -68,6 +70,11 @@ class Vcpu {
 
     /// Makes run() return `stopped` at a near instruction boundary. The only call for other threads and signal handlers.
     virtual void request_stop() = 0;
+
+    /// Linear addresses before whose execution run() returns `breakpoint`; none by default. The guest sees nothing of it.
+    virtual void set_breakpoints(std::span<const Gva> addresses) = 0;
+    /// RFLAGS.IF: a halted processor could be woken by an interrupt.
+    virtual bool interrupts_allowed() const = 0;
 
     /// Translates as a data read by the supervisor would, without side effects (no A bits, no faults).
     virtual std::optional<Gpa> translate(Gva address) const = 0;

@@ -153,6 +153,11 @@ void BlockCache::free_graveyard() {
     graveyard_.clear();
 }
 
+void BlockCache::forget_log() {
+    for (auto& page : logged_pages_)
+        page.reset();
+}
+
 void BlockCache::log_code(Cpu& cpu, Gpa gpa, unsigned length) {
     if (!cpu.recording.sink)
         return;

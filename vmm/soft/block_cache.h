@@ -48,6 +48,8 @@ class BlockCache {
 
     /// Tells the log that the bytes at `gpa` are about to run, if it doesn't have them as they are.
     void log_code(Cpu& cpu, Gpa gpa, unsigned length);
+    /// There is a new log, which has been told nothing.
+    void forget_log();
 
     uint64_t built() const { return built_; }
     uint64_t invalidations() const { return invalidations_; }

@@ -67,6 +67,12 @@ void Cpu::update_mode() {
     update_recording();
 }
 
+void Cpu::record_to(const Recording& where) {
+    recording = where;
+    bts = where.store ? &where.store->cursor() : &scratch_cursor();
+    update_recording();
+}
+
 void Cpu::update_recording() {
     if (recording.store)
         recording.store->set_cpl(cpl);
@@ -210,13 +216,16 @@ CpuState Cpu::state() const {
     s.sysenter_eip = sysenter_eip;
     s.pat = pat;
     s.tsc_aux = tsc_aux;
-    s.tsc = clock.now() + tsc_offset;
+    s.tsc = clock.tsc_ticks(clock.now()) + tsc_offset;
     s.misc_enable = misc_enable;
     s.debugctl = debugctl;
     s.ds_area = ds_area;
     s.shadow = shadow;
     s.activity = activity;
     s.nmi_blocked = nmi_blocked;
+    s.msrs = msrs;
+    s.event = event;
+    s.pending_debug = pending_db;
     s.fpu = fpu;
     return s;
 }
@@ -249,13 +258,16 @@ void Cpu::set_state(const CpuState& s) {
     sysenter_eip = s.sysenter_eip;
     pat = s.pat;
     tsc_aux = s.tsc_aux;
-    tsc_offset = s.tsc - clock.now();
+    tsc_offset = s.tsc - clock.tsc_ticks(clock.now());
     misc_enable = s.misc_enable;
     debugctl = s.debugctl;
     ds_area = s.ds_area;
     shadow = s.shadow;
     activity = s.activity;
     nmi_blocked = s.nmi_blocked;
+    msrs = s.msrs;
+    event = s.event;
+    pending_db = s.pending_debug;
     fpu = s.fpu;
     pins.write_cr8(static_cast<uint8_t>(s.cr8));
     cpl = static_cast<uint8_t>(s.cpl());

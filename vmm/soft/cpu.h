@@ -19,7 +19,6 @@
 #include "vmm/guest_memory.h"
 #include "vmm/soft/cpuid.h"
 #include "vmm/soft/flags.h"
-#include "vmm/soft/msr_storage.h"
 #include "vmm/soft/op.h"
 #include "vmm/soft/recording.h"
 #include "vmm/vcpu.h"
@@ -106,6 +105,7 @@ enum class Leave : uint8_t {
     restart_single, // the instruction at Cpu::rip must be executed alone (device access, store to code)
     boundary,       // an instruction has retired after which interrupts or timers may have changed
     halted,         // HLT has retired
+    breakpoint,     // a breakpoint of the machine's is at Cpu::rip
     shutdown,       // triple fault
     unsupported,    // Cpu::detail says what
 };
@@ -164,6 +164,7 @@ struct Cpu {
     Fault fault;
     bool no_step_trap = false;   // this instruction gives no single-step trap (SYSCALL, INT n, MOV SS: see run loop)
     bool touched_device = false; // the machine's timers or interrupts may have changed
+    PendingEvent event;          // that another engine was left with
     uint64_t pending_db = 0; // DR6 bits of debug traps that the current instruction has met (data and I/O breakpoints)
     std::string detail;      // for Leave::shutdown and unsupported
     std::atomic<bool> stop_requested{false};
@@ -225,13 +226,16 @@ struct Cpu {
     }
     bool long_mode() const { return efer & Efer::lma; }
     bool code64() const { return mode == CodeMode::bits64; }
-    /// Instructions retired in this run() before `op`.
     /// Instructions retired in this run(), at a boundary or the end of a block.
     uint64_t retired_in_run() const { return run_budget - budget; }
+    /// Instructions retired in this run() before `op`.
     uint64_t retired_before(const Op* op) const { return run_budget - (budget + op->left); }
+    /// Virtual time of `op`, and its TSC, for those that only read it: no device learns of it, as with sync_clock().
+    VirtualTime time_of(const Op* op) const { return run_started + retired_before(op); }
+    uint64_t tsc(const Op* op) const { return clock.tsc_ticks(time_of(op)) + tsc_offset; }
     /// Sets the clock to the time of `op`; before any access to a device, the APIC or the TSC.
     void sync_clock(const Op* op) {
-        clock.set_now(run_started + retired_before(op));
+        clock.set_now(time_of(op));
         touched_device = true;
     }
 
@@ -390,6 +394,7 @@ struct Cpu {
         if (VTRACE_UNLIKELY(bts->append(from, to, kind_flags)))
             drain_records();
     }
+    void record_to(const Recording& where); // at a boundary
     void drain_records();
     void update_recording(); // CPL changed; before the branch that changes it is recorded
 

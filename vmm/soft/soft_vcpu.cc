@@ -28,9 +28,23 @@ SoftVcpu::SoftVcpu(GuestMemory& memory, CpuPins& pins, Clock& clock, const Cpuid
 }
 
 void SoftVcpu::record(const Recording& recording) {
-    cpu_->recording = recording;
-    cpu_->bts = &recording.store->cursor();
-    cpu_->update_recording();
+    cpu_->record_to(recording);
+    // Code and mappings are told as blocks are built and pages found.
+    logged_mappings_.clear();
+    blocks_->forget_log();
+    forget_memory();
+}
+
+void SoftVcpu::forget_memory() {
+    cpu_->flush_tlb();
+    blocks_->invalidate_all();
+}
+
+void SoftVcpu::set_breakpoints(std::span<const Gva> addresses) {
+    if (std::ranges::equal(breakpoints_, addresses))
+        return;
+    breakpoints_.assign(addresses.begin(), addresses.end());
+    cpu_->flush_tlb(); // of what it knows about their pages
 }
 
 SoftVcpu::~SoftVcpu() { blocks_->remove(*cpu_); }
@@ -67,6 +81,21 @@ void SoftVcpu::note_address_space() {
         cpu.drain_records();
 }
 
+bool SoftVcpu::breakpoint_in_page(Gva page) const {
+    return std::any_of(breakpoints_.begin(), breakpoints_.end(), [&](Gva at) { return (at & ~page_mask) == page; });
+}
+
+/// True: to be reported now.
+bool SoftVcpu::at_breakpoint() {
+    const Gva address = cpu_->code_linear(cpu_->rip);
+    if (std::exchange(passing_, std::nullopt) == address)
+        return false;
+    if (std::find(breakpoints_.begin(), breakpoints_.end(), address) == breakpoints_.end())
+        return false;
+    passing_ = address;
+    return true;
+}
+
 /// The block at cpu.rip, or null with cpu.leave: fault, or restart_single where it can't be a block.
 Block* SoftVcpu::find_block() {
     Cpu& cpu = *cpu_;
@@ -84,6 +113,13 @@ Block* SoftVcpu::find_block() {
         entry = {page | user, (where.gpa & ~page_mask) | TlbMark::make(where.global, where.page_shift)};
         if (where.page_shift > 12)
             cpu.note_large_page(address, where.page_shift);
+    }
+    if (VTRACE_UNLIKELY(!breakpoints_.empty()) && breakpoint_in_page(page)) {
+        // No block may run past one. Nothing else leads into the page: what is found here alone gets into the jump table,
+        // and links stay within a page.
+        cpu.link_request = nullptr;
+        cpu.leave = Leave::restart_single;
+        return nullptr;
     }
     const Gpa gpa = (entry.gpa & ~page_mask) | (address & page_mask);
     Block* block = cpu.memory.at(gpa) ? blocks_->get(cpu, gpa) : nullptr;
@@ -186,6 +222,12 @@ bool SoftVcpu::run_alone() {
 /// One instruction with everything that can happen around it: shadows, breakpoints, single-step.
 void SoftVcpu::execute_single() {
     Cpu& cpu = *cpu_;
+    if (VTRACE_UNLIKELY(!breakpoints_.empty()) && at_breakpoint()) {
+        cpu.leave = Leave::breakpoint;
+        return;
+    }
+    if (cpu.event.by_instruction()) // it is executed now
+        cpu.event = {};
     const InterruptShadow shadow = std::exchange(cpu.shadow, InterruptShadow::none);
     const bool resume = cpu.system_flags & Rflags::rf;
     if ((cpu.dr7 & 0xff) && !resume && shadow != InterruptShadow::mov_ss) {
@@ -221,12 +263,59 @@ void SoftVcpu::execute_single() {
     }
 }
 
+/// False: triple fault or unsupported.
+bool SoftVcpu::deliver_interrupt(uint8_t vector) {
+    Cpu& cpu = *cpu_;
+    cpu.activity = ActivityState::running;
+    cpu.clock.set_now(cpu.run_started + cpu.retired_in_run());
+    cpu.record(cpu.clock.now(), cpu.run_retired_base + cpu.retired_in_run(), ds::BtsFlags::make(ds::BtsKind::time));
+    return deliver_event(cpu, EventKind::external_interrupt, Fault{vector, false, 0, 0}, cpu.code_linear(cpu.rip));
+}
+
+bool SoftVcpu::deliver_nmi() {
+    Cpu& cpu = *cpu_;
+    cpu.activity = ActivityState::running;
+    const bool delivered =
+        deliver_event(cpu, EventKind::nmi, Fault{Vector::nmi, false, 0, 0}, cpu.code_linear(cpu.rip));
+    cpu.nmi_blocked = true; // also if it became a double fault
+    return delivered;
+}
+
+/// Cpu::event, which isn't by_instruction(). False: as above.
+bool SoftVcpu::deliver_pending_event() {
+    Cpu& cpu = *cpu_;
+    const PendingEvent event = std::exchange(cpu.event, {});
+    cpu.activity = ActivityState::running;
+    switch (event.kind) {
+    case PendingEvent::Kind::none:
+    case PendingEvent::Kind::software_interrupt:
+        return true;
+    case PendingEvent::Kind::external_interrupt:
+        return deliver_interrupt(event.vector);
+    case PendingEvent::Kind::nmi:
+        return deliver_nmi();
+    case PendingEvent::Kind::exception:
+        return deliver_event(cpu, EventKind::exception,
+                             Fault{event.vector, event.has_error_code, event.error_code, cpu.cr2},
+                             cpu.code_linear(cpu.rip));
+    }
+    return true;
+}
+
 /// Interrupts and the like, in the order of SDM vol. 3, table 6-2; then how to go on.
 SoftVcpu::Boundary SoftVcpu::at_boundary() {
     Cpu& cpu = *cpu_;
     if (cpu.activity == ActivityState::shutdown) {
         cpu.leave = Leave::shutdown;
         return Boundary::ended;
+    }
+    if (VTRACE_UNLIKELY(cpu.event.kind != PendingEvent::Kind::none)) {
+        if (cpu.event.by_instruction())
+            return Boundary::execute_single;
+        const bool waits = cpu.event.kind == PendingEvent::Kind::nmi &&
+                           (cpu.nmi_blocked || cpu.shadow == InterruptShadow::mov_ss);
+        if (!waits && !deliver_pending_event())
+            return Boundary::ended;
     }
     // SYSCALL and SYSRET decide by the flags that they load: a trap may be due here outside execute_single().
     // (After MOV SS they wait for the next instruction.)
@@ -238,17 +327,11 @@ SoftVcpu::Boundary SoftVcpu::at_boundary() {
     }
     if (cpu.pins.nmi_pending() && !cpu.nmi_blocked && cpu.shadow != InterruptShadow::mov_ss) {
         cpu.pins.acknowledge_nmi();
-        cpu.activity = ActivityState::running;
-        if (!deliver_event(cpu, EventKind::nmi, Fault{Vector::nmi, false, 0, 0}, cpu.code_linear(cpu.rip)))
+        if (!deliver_nmi())
             return Boundary::ended;
-        cpu.nmi_blocked = true;
     } else if ((cpu.system_flags & Rflags::if_) && cpu.shadow == InterruptShadow::none && cpu.pins.interrupt_pending()) {
-        cpu.activity = ActivityState::running;
         cpu.clock.set_now(cpu.run_started + cpu.retired_in_run());
-        Fault event{cpu.pins.acknowledge_interrupt(), false, 0, 0};
-        cpu.record(cpu.clock.now(), cpu.run_retired_base + cpu.retired_in_run(),
-                   ds::BtsFlags::make(ds::BtsKind::time));
-        if (!deliver_event(cpu, EventKind::external_interrupt, event, cpu.code_linear(cpu.rip)))
+        if (!deliver_interrupt(cpu.pins.acknowledge_interrupt()))
             return Boundary::ended;
     }
     if (cpu.activity != ActivityState::running)
@@ -296,6 +379,10 @@ VcpuRun SoftVcpu::run(uint64_t budget) {
             execute_single();
         if (cpu.leave == Leave::restart_single)
             execute_single();
+        if (cpu.leave == Leave::breakpoint) {
+            exit = VcpuExit::breakpoint;
+            break;
+        }
 
         if (cpu.leave == Leave::fault) // if that fails, `leave` says how
             deliver_event(cpu, EventKind::exception, cpu.fault, cpu.code_linear(cpu.rip));

@@ -2,7 +2,10 @@
 #pragma once
 
 #include <memory>
+#include <optional>
+#include <span>
 #include <unordered_map>
+#include <vector>
 
 #include "vmm/soft/block_cache.h"
 #include "vmm/soft/cpu.h"
@@ -23,10 +26,16 @@ class SoftVcpu final : public Vcpu {
     void request_stop() override { cpu_->stop_requested.store(true, std::memory_order_relaxed); }
     std::optional<Gpa> translate(Gva address) const override;
 
-    /// From now on records go there. Before the first run() only.
+    void set_breakpoints(std::span<const Gva> addresses) override;
+    bool interrupts_allowed() const override { return cpu_->system_flags & Rflags::if_; }
+
+    /// From now on records go there; with null pointers, nowhere. What was told of code before is told again.
     void record(const Recording& recording);
-    /// RFLAGS.IF: a halted processor could be woken.
-    bool interrupts_allowed() const { return cpu_->system_flags & Rflags::if_; }
+    /// Guest memory was written to by others than the machine's SoftVcpus and devices: forgets what was known of it. To be
+    /// called for each vCPU.
+    void forget_memory();
+    /// Linear address of the next instruction.
+    Gva next_instruction() const { return cpu_->code_linear(cpu_->rip); }
     uint64_t tsc_offset() const { return cpu_->tsc_offset; }
     /// Instructions retired since construction.
     uint64_t retired() const { return cpu_->run_retired_base; }
@@ -39,6 +48,11 @@ class SoftVcpu final : public Vcpu {
     enum class Boundary : uint8_t { execute, execute_single, halted, ended };
 
     Boundary at_boundary();
+    bool breakpoint_in_page(Gva page) const;
+    bool at_breakpoint();
+    bool deliver_pending_event();
+    bool deliver_interrupt(uint8_t vector);
+    bool deliver_nmi();
     Block* find_block();
     void execute_block(Block* block);
     void execute_single();
@@ -53,6 +67,9 @@ class SoftVcpu final : public Vcpu {
     // The one instruction that is executed alone, and the op that leaves it.
     struct SingleBlock;
     std::unique_ptr<SingleBlock> single_;
+
+    std::vector<Gva> breakpoints_;
+    std::optional<Gva> passing_; // the breakpoint that was reported last, at which the guest still stands
 
     // What the log knows.
     struct Mapping {
