@@ -66,6 +66,12 @@ void BranchDescriber::append_text(const TraceRecord& record, const StreamState& 
         fmt::format_to(out, "cr3 {:#x}", record.from);
         return;
     }
+    if (record.is_window()) {
+        const std::string& at = symbol(record.from);
+        fmt::format_to(out, "window {} {} at {:016x} {}", record.to,
+                       record.kind == ds::BtsKind::window_begin ? "begins" : "ends", record.from, at.empty() ? "-" : at);
+        return;
+    }
     if (!record.is_branch()) {
         fmt::format_to(out, "event {:#x} {:#x} {:#x}", static_cast<unsigned>(record.kind), record.from, record.to);
         return;
@@ -86,6 +92,10 @@ void BranchDescriber::append_json(const TraceRecord& record, const StreamState& 
     } else if (record.kind == ds::BtsKind::cr3) {
         object["event"] = "cr3";
         object["cr3"] = hex(record.from);
+    } else if (record.is_window()) {
+        object["event"] = record.kind == ds::BtsKind::window_begin ? "window_begin" : "window_end";
+        object["window"] = record.to;
+        object["at"] = hex(record.from);
     } else if (!record.is_branch()) {
         object["event"] = hex(static_cast<unsigned>(record.kind));
         object["from"] = hex(record.from);

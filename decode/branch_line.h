@@ -25,11 +25,12 @@ class BranchDescriber {
     ///   cpu number from -> to kind from-symbol -> to-symbol       addresses of 16 hex digits; "-" where no symbol is
     /// or for an event:
     ///   cpu number time NANOSECONDS ns RETIRED instructions       or: cpu number cr3 0x...
+    ///   cpu number window N begins at ADDRESS symbol              or: ends at
     /// The kind is one field without spaces: "call", "indirect-jump", "interrupt:0x20", "#PF:0x2" (its error code).
     void append_text(const TraceRecord& record, const StreamState& state, std::string& line);
     /// One JSON object: cpu, number, from, to, kind, and where there is one from_symbol, to_symbol, vector, error_code;
-    /// events: cpu, number, event "time" (time_ns, retired) or "cr3" (cr3). Addresses are strings:
-    /// "0xffffffff81000000".
+    /// events: cpu, number, event "time" (time_ns, retired), "cr3" (cr3), "window_begin" or "window_end" (window, at).
+    /// Addresses are strings: "0xffffffff81000000".
     void append_json(const TraceRecord& record, const StreamState& state, std::string& line);
 
   private:

@@ -34,7 +34,7 @@ struct MissingRange {
 /// Totals of one vCPU's stream, of what is readable.
 struct StreamInfo {
     uint64_t branches = 0;     // readable
-    uint64_t events = 0;       // time and cr3 records
+    uint64_t events = 0;       // time, cr3 and window records
     uint64_t end_number = 0;   // one past the highest branch number; == branches where nothing is missing
     uint64_t first_time = 0;   // virtual ns
     uint64_t last_time = 0;    // virtual ns
@@ -81,6 +81,7 @@ struct TraceRecord {
     uint8_t vector = 0; // interrupts and exceptions
 
     bool is_branch() const { return static_cast<uint8_t>(kind) < 0x10; }
+    bool is_window() const { return kind == ds::BtsKind::window_begin || kind == ds::BtsKind::window_end; }
 };
 
 /// The records of one branch chunk, decoded.

@@ -24,6 +24,10 @@ enum class BtsKind : uint8_t {
     // Events: not branches, never counted as such.
     time = 0x10,   // from = virtual time in ns, to = instructions retired by this vCPU, both at this place of the stream
     cr3 = 0x11,    // from = the new CR3 (address of the top page table and PCID); precedes the first branch under it
+    // Where a recording is of parts of a run: between an end and the next begin the guest went on unrecorded, so that no
+    // code runs from the one record to the other. from = linear address of the next instruction, to = the window's number.
+    window_begin = 0x12,
+    window_end = 0x13,
 };
 
 namespace BtsFlags {

@@ -81,6 +81,14 @@ bool DebugStore::set_cr3(uint64_t cr3) {
     return drain_due();
 }
 
+void DebugStore::begin_window(uint64_t number, uint64_t address) {
+    append_event(address, number, BtsKind::window_begin);
+    recorded_cr3_.reset(); // it may have changed and changed back; a reader of this window alone wants it too
+    last_time_ = UINT64_MAX;
+}
+
+void DebugStore::end_window(uint64_t number, uint64_t address) { append_event(address, number, BtsKind::window_end); }
+
 void DebugStore::drain(uint64_t time, uint64_t retired) {
     const bool any = cursor_.index != base_;
     if (any || (recording() && (time != last_time_ || retired != last_retired_))) {

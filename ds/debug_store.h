@@ -60,6 +60,11 @@ class DebugStore {
     /// Makes the next append() ask for a drain.
     void request_drain() { cursor_.threshold = base_; }
 
+    /// A window of the recording begins or ends here: `number`, from 1, and the linear address of the next instruction.
+    /// Recording is on. Drain after each: for the time, and because there may be no next record for long.
+    void begin_window(uint64_t number, uint64_t address);
+    void end_window(uint64_t number, uint64_t address);
+
     /// Records appended since creation, events included: the position of the next one in this vCPU's stream.
     uint64_t position() const { return drained_ + (cursor_.index - base_); }
 
