@@ -9,6 +9,7 @@
 #include "cli/trace_argument.h"
 #include "decode/text.h"
 #include "decode/trace_format.h"
+#include "decode/trace_windows.h"
 
 namespace vtrace::cli {
 namespace {
@@ -24,6 +25,7 @@ using Json = nlohmann::ordered_json;
 struct Facts {
     TraceInfo info;
     std::optional<nlohmann::json> config, outcome;
+    std::vector<TraceWindow> windows;
     std::optional<std::vector<std::string>> damage; // of --verify
 };
 
@@ -61,6 +63,10 @@ void print_values(Output& out, const nlohmann::json& json, const std::string& pa
     out.print("  {} = {}\n", printable(path), printable(text));
 }
 
+std::string time_text(const std::optional<uint64_t>& time) { return time ? duration(*time) : "an unknown time"; }
+
+Json optional_json(const std::optional<uint64_t>& value) { return value ? Json(*value) : Json(nullptr); }
+
 void print_text(Output& out, const std::string& path, const Facts& facts) {
     const TraceInfo& info = facts.info;
     out.print("{}: vtrace trace, version {}, {}, {}\n", printable(path), info.version, byte_size(info.file_bytes),
@@ -72,6 +78,11 @@ void print_text(Output& out, const std::string& path, const Facts& facts) {
                   grouped(stream.branches), grouped(stream.events), stream.chunks, byte_size(stream.stored_bytes),
                   duration(stream.first_time), duration(stream.last_time), grouped(stream.last_retired));
     }
+    for (const TraceWindow& window : facts.windows)
+        out.print("Window {}, cpu {}: {} branches from number {} on, {} to {}, at {:#x} to {}\n", window.number, window.vcpu,
+                  grouped(window.last - window.first), window.first, time_text(window.begin_time),
+                  time_text(window.end_time), window.begin_address,
+                  window.end_address ? fmt::format("{:#x}", *window.end_address) : "the recording's end");
     out.print("Symbols: {}\n", grouped(symbol_count(info)));
     out.print("Outcome: {}\n", outcome_text(facts.outcome));
     out.print("Chunks:\n{:>16} {:>8} {:>12} {:>12} {:>12}\n", "type", "chunks", "items", "stored", "unpacked");
@@ -115,6 +126,15 @@ Json to_json(const std::string& path, const Facts& facts) {
                                  {"last_time_ns", stream.last_time},
                                  {"retired", stream.last_retired}});
     }
+    json["windows"] = Json::array();
+    for (const TraceWindow& window : facts.windows) {
+        Json entry = {{"number", window.number}, {"cpu", window.vcpu}, {"first", window.first}, {"last", window.last}};
+        entry["begin_ns"] = optional_json(window.begin_time);
+        entry["end_ns"] = optional_json(window.end_time);
+        entry["begin"] = fmt::format("{:#x}", window.begin_address);
+        entry["end"] = window.end_address ? Json(fmt::format("{:#x}", *window.end_address)) : Json(nullptr);
+        json["windows"].push_back(std::move(entry));
+    }
     json["chunks"] = Json::array();
     for (const ChunkTypeInfo& type : info.types)
         json["chunks"].push_back({{"type", chunk_type_name(type.type)},
@@ -140,9 +160,16 @@ Result<ExitStatus> run(const Options& options) {
     auto reader = TraceReader::open(options.path);
     if (!reader)
         return Unexpected(std::move(reader.error()));
-    Facts facts{reader->info(), {}, {}, {}};
+    Facts facts{reader->info(), {}, {}, {}, {}};
     if (auto config = reader->config())
         facts.config = std::move(*config);
+    // Only then is there anything to look for in all of the file.
+    if (facts.config && facts.config->contains("windows")) {
+        auto windows = find_windows(*reader);
+        if (!windows)
+            return Unexpected(std::move(windows.error()));
+        facts.windows = std::move(*windows);
+    }
     if (auto outcome = reader->outcome())
         facts.outcome = std::move(*outcome);
     if (options.verify)

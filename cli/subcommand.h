@@ -26,5 +26,6 @@ Action define_dump(CLI::App& app);
 Action define_info(CLI::App& app);
 Action define_record(CLI::App& app);
 Action define_report(CLI::App& app);
+Action define_run(CLI::App& app);
 
 } // namespace vtrace::cli
