@@ -10,6 +10,7 @@ enum class ExitStatus : int {
     failure = 1, // one line on standard error says why
     usage = 2,   // wrong options
     damaged = 3, // the trace lacks something: `info --verify` found damage, or what was asked for is not in it
+    different = 4, // verify: the engines are
 
     // Outcomes of a recorded guest. The trace is whole in all of these.
     panic = 10,        // kernel panic or oops: pvpanic, or the pattern on the console

@@ -15,6 +15,7 @@ namespace {
 constexpr Subcommand subcommands[] = {
     {"record", "Boot a guest and record every taken branch", define_record},
     {"run", "Boot a guest and record nothing, natively where there is KVM", define_run},
+    {"verify", "Execute a guest on both engines, and compare them after each instruction", define_verify},
     {"report", "Say where the guest went: functions, edges, interrupts, syscalls", define_report},
     {"dump", "Print branches, a line each", define_dump},
     {"info", "Describe a trace file: what is in it, and what is missing", define_info},

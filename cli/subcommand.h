@@ -27,5 +27,6 @@ Action define_info(CLI::App& app);
 Action define_record(CLI::App& app);
 Action define_report(CLI::App& app);
 Action define_run(CLI::App& app);
+Action define_verify(CLI::App& app);
 
 } // namespace vtrace::cli

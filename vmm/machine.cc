@@ -107,6 +107,18 @@ Result<> Machine::add_processor(unsigned index, const std::shared_ptr<soft::Bloc
     return {};
 }
 
+void Machine::start_recording(const std::vector<soft::Recording>& recordings) {
+    for (unsigned index = 0; index < processors_.size(); ++index)
+        processors_[index]->vcpu->record(recordings[index]);
+    drain_records(); // so that a reader knows the time from the first branch on
+}
+
+void Machine::stop_recording() {
+    drain_records();
+    for (auto& processor : processors_)
+        processor->vcpu->record({});
+}
+
 void Machine::record(const std::vector<soft::Recording>& recordings) {
     recordings_ = recordings;
     if (windows_.open())
@@ -342,6 +354,25 @@ bool Machine::pass_idle_time(const RunLimits& limits, RunResult& result) {
     return false;
 }
 
+bool Machine::settle(const RunLimits& limits, RunResult& result) {
+    for (;;) {
+        clock_.run_due();
+        if (finish_if_due(result) || limit_reached(limits, result))
+            return true;
+        Processor& processor = *processors_[0];
+        processor.halted = processor.vcpu->activity() != ActivityState::running;
+        const bool wakes = processor.pins->nmi_pending() ||
+                           (processor.pins->interrupt_pending() && processor.vcpu->interrupts_allowed());
+        if (!processor.halted || wakes)
+            return false;
+        if (pass_idle_time(limits, result))
+            return true;
+    }
+}
+
+void Machine::hold_interrupts(bool on) { processors_[0]->vcpu->hold_interrupts(on); }
+void Machine::log_accesses(std::vector<DeviceAccess>* log) { processors_[0]->pins->log_accesses(log); }
+
 /// The processors take turns until the run ends or a window is due.
 Machine::Turn Machine::run_soft(const RunLimits& limits, const std::function<void()>& progress, RunResult& result) {
     VirtualTime next_progress = clock_.now() + slice;
@@ -371,25 +402,19 @@ Machine::Turn Machine::run_soft(const RunLimits& limits, const std::function<voi
 void Machine::begin_window() {
     if (recordings_.empty())
         return;
-    for (unsigned index = 0; index < processors_.size(); ++index) {
-        soft::SoftVcpu& vcpu = *processors_[index]->vcpu;
-        vcpu.record(recordings_[index]);
-        if (windows_.planned())
-            recordings_[index].store->begin_window(windows_.count(), vcpu.next_instruction());
-    }
-    drain_records(); // so that a reader knows the time from the first branch on
+    if (windows_.planned())
+        for (unsigned index = 0; index < processors_.size(); ++index)
+            recordings_[index].store->begin_window(windows_.count(), processors_[index]->vcpu->next_instruction());
+    start_recording(recordings_);
 }
 
 void Machine::end_window() {
     if (recordings_.empty())
         return;
-    for (unsigned index = 0; index < processors_.size(); ++index) {
-        soft::SoftVcpu& vcpu = *processors_[index]->vcpu;
-        if (windows_.planned())
-            recordings_[index].store->end_window(windows_.count(), vcpu.next_instruction());
-        vcpu.drain_records();
-        vcpu.record({});
-    }
+    if (windows_.planned())
+        for (unsigned index = 0; index < processors_.size(); ++index)
+            recordings_[index].store->end_window(windows_.count(), processors_[index]->vcpu->next_instruction());
+    stop_recording();
 }
 
 void Machine::turn_window() {
@@ -415,6 +440,11 @@ RunResult Machine::run(const RunLimits& limits, const std::function<void()>& pro
         if ((natively ? run_native(limits, progress, result) : run_soft(limits, progress, result)) == Turn::ended)
             break;
         turn_window();
+        if (limits.window && windows_.open()) {
+            result.outcome = Outcome::limit;
+            result.detail = "the begin of a window";
+            break;
+        }
     }
     if (windows_.open() && windows_.planned())
         end_window();

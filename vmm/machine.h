@@ -60,6 +60,7 @@ std::string_view describe(Outcome outcome);
 struct RunLimits {
     uint64_t instructions = UINT64_MAX; // of all vCPUs together
     VirtualTime time = never;
+    bool window = false; // the next window's begin ends the run, too
 };
 
 struct RunResult {
@@ -69,6 +70,14 @@ struct RunResult {
     std::string detail;    // one line more, or empty
     uint64_t instructions; // retired by all vCPUs
     VirtualTime time;
+};
+
+/// What a processor read from a device or wrote to it.
+struct DeviceAccess {
+    bool port, write;
+    uint64_t address;
+    unsigned size;
+    uint64_t value;
 };
 
 /// What changes from one engine to the other have cost: from the last instruction in one to the first in the other.
@@ -101,6 +110,9 @@ class Machine {
 
     /// Whenever a window is open, records go there; one a vCPU. Before run() only.
     void record(const std::vector<soft::Recording>& recordings);
+    /// For who drives vcpu(0) by itself: records go there from now on, whatever the windows; and no more.
+    void start_recording(const std::vector<soft::Recording>& recordings);
+    void stop_recording();
     /// What windows there are; without a call, all of the run is one. Before record() and run() only.
     void trace_windows(WindowPlan plan) { windows_.follow(std::move(plan)); }
     void trace_nothing() { windows_.trace_nothing(); }
@@ -113,10 +125,19 @@ class Machine {
     /// Ends run() at a near instruction boundary. From any thread, or a signal handler.
     void request_stop() { stop_.store(true, std::memory_order_relaxed); }
 
+    /// For who drives vcpu(0) by itself, instruction by instruction: fires what is due, and lets time pass while the only
+    /// processor is halted. True: the run has ended, `result` says how; else the processor can execute.
+    bool settle(const RunLimits& limits, RunResult& result);
+    /// vcpu(0) leaves interrupts and NMIs pending.
+    void hold_interrupts(bool on);
+    /// From now on each access of the first processor is appended there; null: no more. Borrowed.
+    void log_accesses(std::vector<DeviceAccess>* log);
+
     GuestMemory& memory() { return memory_; }
     Clock& clock() { return clock_; }
     Chipset& chipset() { return *chipset_; }
     const LoadedGuest& guest() const { return guest_; }
+    const CpuidModel& cpuid() const { return config_.cpuid; }
     const std::string& cpu_name() const { return config_.cpuid.name(); }
     uint64_t tsc_hz() const { return clock_.tsc_hz(); }
     /// Outside of windows the guest runs natively.

@@ -21,14 +21,24 @@ class Machine::Pins final : public CpuPins {
     Pins(Machine& machine, unsigned index) : machine_(machine), lapic_(machine.chipset_->lapic(index)) {}
     void connect(const soft::SoftVcpu& vcpu) { vcpu_ = &vcpu; }
 
+    void log_accesses(std::vector<DeviceAccess>* log) { log_ = log; }
+
     uint32_t io_read(uint16_t port, unsigned size) override {
-        return static_cast<uint32_t>(machine_.ports_.read(port, size));
+        const auto value = static_cast<uint32_t>(machine_.ports_.read(port, size));
+        note({true, false, port, size, value});
+        return value;
     }
-    void io_write(uint16_t port, unsigned size, uint32_t value) override { machine_.ports_.write(port, size, value); }
+    void io_write(uint16_t port, unsigned size, uint32_t value) override {
+        note({true, true, port, size, value});
+        machine_.ports_.write(port, size, value);
+    }
     uint64_t mmio_read(Gpa gpa, unsigned size) override {
-        return lapic_.owns(gpa) ? lapic_.mmio_read(gpa, size) : machine_.mmio_.read(gpa, size);
+        const uint64_t value = lapic_.owns(gpa) ? lapic_.mmio_read(gpa, size) : machine_.mmio_.read(gpa, size);
+        note({false, false, gpa, size, value});
+        return value;
     }
     void mmio_write(Gpa gpa, unsigned size, uint64_t value) override {
+        note({false, true, gpa, size, value});
         lapic_.owns(gpa) ? lapic_.mmio_write(gpa, size, value) : machine_.mmio_.write(gpa, size, value);
     }
     bool interrupt_pending() const override { return lapic_.interrupt_pending(); }
@@ -46,9 +56,15 @@ class Machine::Pins final : public CpuPins {
     }
 
   private:
+    void note(const DeviceAccess& access) {
+        if (log_)
+            log_->push_back(access);
+    }
+
     Machine& machine_;
     Lapic& lapic_;
     const soft::SoftVcpu* vcpu_ = nullptr;
+    std::vector<DeviceAccess>* log_ = nullptr;
 };
 
 struct Machine::Processor {

@@ -28,6 +28,7 @@ class Windows {
     void follow(WindowPlan plan);
     /// No window at all.
     void trace_nothing() {
+        plan_.reset();
         open_ = false;
         count_ = 0;
     }

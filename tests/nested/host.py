@@ -24,7 +24,7 @@ GUESTS = os.path.join(os.path.dirname(HERE), "guests")
 sys.path.insert(0, GUESTS)
 import initrd  # noqa: E402  (tests/guests/initrd.py)
 
-APPLETS = ["insmod", "stty", "timeout", "mkdir", "rm", "kill", "grep", "tail", "head", "chmod", "cut", "wc", "cmp"]
+APPLETS = ["insmod", "stty", "timeout", "mkdir", "rm", "kill", "grep", "tail", "head", "chmod", "cut", "wc", "cmp", "killall"]
 MODULES = {"amd": ["irqbypass", "kvm", "kvm-amd"], "intel": ["irqbypass", "kvm", "kvm-intel"]}
 MARK = "@@vtrace-case"
 COMMAND_LINE = "console=ttyS0 quiet panic=-1 mitigations=off nokaslr"

@@ -71,7 +71,7 @@ const std::vector<Capability>& capabilities() {
         CAPABILITY(KVM_CAP_VCPU_EVENTS, true, "hand-over of pending exceptions, interrupts and NMIs"),
         CAPABILITY(KVM_CAP_DEBUGREGS, true, "hand-over of the debug registers"),
         CAPABILITY(KVM_CAP_XSAVE, true, "hand-over of FPU and vector registers"),
-        CAPABILITY(KVM_CAP_XCRS, true, "hand-over of XCR0"),
+        CAPABILITY(KVM_CAP_XCRS, false, "hand-over of XCR0, where the host has XSAVE"),
         CAPABILITY(KVM_CAP_SYNC_REGS, true, "registers without a system call for each"),
         CAPABILITY(KVM_CAP_IMMEDIATE_EXIT, true, "stopping a vCPU without a race"),
         CAPABILITY(KVM_CAP_X86_USER_SPACE_MSR, true, "the machine's own MSRs (APIC, Debug Store)"),

@@ -78,7 +78,8 @@ Result<> KvmCpu::set_cpuid() {
             entry.ebx |= id_ << 24;
         if (leaf == 0xb)
             entry.edx = id_;
-        if (leaf != 0xd || subleaf < 2 || r.eax || r.ebx) // of 64 subleaves few are there
+        // KVM answers with zeros what isn't in its table, and puts bits of its own into some of what is.
+        if (leaf == 0 || entry.eax || entry.ebx || entry.ecx || entry.edx)
             leaves.push_back(entry);
     };
     for (uint32_t base : {0u, 0x4000'0000u, 0x8000'0000u}) {
@@ -223,6 +224,11 @@ void KvmCpu::raise_debug_exception(uint64_t dr6_bits) {
 }
 
 void KvmCpu::set_guest_debug(uint32_t control, std::span<const Gva> breakpoints) {
+    if (dirty_) { // KVM steps from the RIP that it knows of
+        call(KVM_SET_REGS, &registers_, "KVM_SET_REGS");
+        dirty_ = false;
+        fresh_ = false;
+    }
     kvm_guest_debug debug{};
     debug.control = control;
     constexpr uint64_t dr7_fixed = 0x400, exact = 0x300; // bit 10 is always set; LE and GE

@@ -2,6 +2,7 @@
 // KvmVcpu makes an engine of it; the lockstep stepper drives it instruction by instruction.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -15,6 +16,9 @@
 #include "vmm/soft/cpuid.h"
 
 namespace vtrace::kvm {
+
+/// The six of them, in the order of Seg.
+std::array<Segment, 6> segments_of(const kvm_sregs& sregs);
 
 /// No locking: one thread at a time, except set_immediate_exit(). Ioctls that can only fail by a fault of ours or of the
 /// host (a register value that no processor could hold) end up in failure(), and the next enter() returns it.

@@ -99,6 +99,13 @@ constexpr uint64_t xstate_x87_sse = 3;
 
 } // namespace
 
+std::array<Segment, 6> segments_of(const kvm_sregs& sregs) {
+    std::array<Segment, 6> result;
+    for (unsigned seg = 0; seg < result.size(); ++seg)
+        result[seg] = from_kvm(sregs.*segments[seg]);
+    return result;
+}
+
 void KvmCpu::get_state(CpuState& state) const {
     const kvm_regs& regs = registers();
     for (unsigned reg = 0; reg < state.gpr.size(); ++reg)
@@ -107,8 +114,7 @@ void KvmCpu::get_state(CpuState& state) const {
     state.rflags = regs.rflags;
 
     const kvm_sregs& sregs = special_registers();
-    for (unsigned seg = 0; seg < state.segments.size(); ++seg)
-        state.segments[seg] = from_kvm(sregs.*segments[seg]);
+    state.segments = segments_of(sregs);
     state.ldtr = from_kvm(sregs.ldt);
     state.tr = from_kvm(sregs.tr);
     state.gdtr = from_kvm(sregs.gdt);

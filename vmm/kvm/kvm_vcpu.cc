@@ -84,7 +84,8 @@ VcpuRun KvmVcpu::stop() {
     while (!cpu_.complete_exit()) {
         if (!cpu_.failure().empty())
             return enter_failed(EIO);
-        if (VcpuRun run = handle_exit(); run.exit != VcpuExit::device)
+        // What else it came out for (an interrupt window, HLT, a breakpoint) is a boundary, and found again later.
+        if (VcpuRun run = handle_exit(); run.exit == VcpuExit::shutdown || run.exit == VcpuExit::unsupported)
             return run;
     }
     return {VcpuExit::stopped, 0, {}};

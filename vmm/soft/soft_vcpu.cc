@@ -325,7 +325,9 @@ SoftVcpu::Boundary SoftVcpu::at_boundary() {
         if (!deliver_event(cpu, EventKind::exception, Fault{Vector::db, false, 0, 0}, cpu.code_linear(cpu.rip)))
             return Boundary::ended;
     }
-    if (cpu.pins.nmi_pending() && !cpu.nmi_blocked && cpu.shadow != InterruptShadow::mov_ss) {
+    if (hold_interrupts_) {
+        // They wait.
+    } else if (cpu.pins.nmi_pending() && !cpu.nmi_blocked && cpu.shadow != InterruptShadow::mov_ss) {
         cpu.pins.acknowledge_nmi();
         if (!deliver_nmi())
             return Boundary::ended;
@@ -384,7 +386,8 @@ VcpuRun SoftVcpu::run(uint64_t budget) {
             break;
         }
 
-        if (cpu.leave == Leave::fault) // if that fails, `leave` says how
+        const bool faulted = cpu.leave == Leave::fault;
+        if (faulted) // if that fails, `leave` says how
             deliver_event(cpu, EventKind::exception, cpu.fault, cpu.code_linear(cpu.rip));
         if (cpu.leave == Leave::halted)
             cpu.activity = ActivityState::halted;
@@ -396,6 +399,8 @@ VcpuRun SoftVcpu::run(uint64_t budget) {
             exit = VcpuExit::unsupported;
             break;
         }
+        if (faulted && hold_interrupts_)
+            break;
     }
     VcpuRun result{exit, cpu.retired_in_run(), {}};
     if (exit == VcpuExit::shutdown) {

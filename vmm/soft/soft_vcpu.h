@@ -34,6 +34,10 @@ class SoftVcpu final : public Vcpu {
     /// Guest memory was written to by others than the machine's SoftVcpus and devices: forgets what was known of it. To be
     /// called for each vCPU.
     void forget_memory();
+    /// For who wants an instruction alone: run() leaves interrupts and NMIs pending, and also returns after the delivery of
+    /// an exception.
+    void hold_interrupts(bool on) { hold_interrupts_ = on; }
+    ActivityState activity() const { return cpu_->activity; }
     /// Linear address of the next instruction.
     Gva next_instruction() const { return cpu_->code_linear(cpu_->rip); }
     uint64_t tsc_offset() const { return cpu_->tsc_offset; }
@@ -68,6 +72,7 @@ class SoftVcpu final : public Vcpu {
     struct SingleBlock;
     std::unique_ptr<SingleBlock> single_;
 
+    bool hold_interrupts_ = false;
     std::vector<Gva> breakpoints_;
     std::optional<Gva> passing_; // the breakpoint that was reported last, at which the guest still stands
 
