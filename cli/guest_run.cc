@@ -179,8 +179,11 @@ class GuestRun {
         VTRACE_TRY(make_machine(*console));
         VTRACE_TRY(set_windows());
         if (record_) {
-            auto recording = Recording::start(record_->output, trace_config(*record_, *machine_), options_.vcpus,
-                                              record_->privilege());
+            auto recording = Recording::start(record_->output, trace_config(*record_, *machine_),
+                                              {.vcpus = options_.vcpus,
+                                               .privilege = record_->privilege(),
+                                               .windows = has_windows(),
+                                               .keep_last = record_->keep_last});
             if (!recording)
                 return Unexpected(recording.error());
             recording_ = std::move(*recording);
@@ -323,9 +326,13 @@ class GuestRun {
             line += fmt::format(" ({:.0f} MIPS)", static_cast<double>(result.instructions) / seconds / 1e6);
         if (recording_) {
             const uint64_t branches = recording_->branches(), bytes = recording_->bytes_written();
-            line += fmt::format(", {} branches, {}B ({:.3f} bytes a branch) in {}", short_count(branches), short_count(bytes),
-                                branches ? static_cast<double>(bytes) / static_cast<double>(branches) : 0.0,
-                                record_->output);
+            if (record_->keep_last)
+                line += fmt::format(", {} branches, {}B with the last {} or slightly more in {}", short_count(branches),
+                                    short_count(bytes), short_count(record_->keep_last), record_->output);
+            else
+                line += fmt::format(", {} branches, {}B ({:.3f} bytes a branch) in {}", short_count(branches), short_count(bytes),
+                                    branches ? static_cast<double>(bytes) / static_cast<double>(branches) : 0.0,
+                                    record_->output);
         }
         fmt::print(stderr, "{}\n", line);
         if (has_windows())

@@ -7,6 +7,7 @@
 #include "cli/output.h"
 #include "cli/subcommand.h"
 #include "cli/trace_argument.h"
+#include "decode/symbols.h"
 #include "decode/text.h"
 #include "decode/trace_format.h"
 #include "decode/trace_windows.h"
@@ -26,6 +27,7 @@ struct Facts {
     TraceInfo info;
     std::optional<nlohmann::json> config, outcome;
     std::vector<TraceWindow> windows;
+    SymbolTable symbols; // for their addresses
     std::optional<std::vector<std::string>> damage; // of --verify
 };
 
@@ -65,6 +67,26 @@ void print_values(Output& out, const nlohmann::json& json, const std::string& pa
 
 std::string time_text(const std::optional<uint64_t>& time) { return time ? duration(*time) : "an unknown time"; }
 
+/// "0xffffffff81000000 (start_kernel+0x0)"; without the name where there is none.
+std::string address_text(const SymbolTable& symbols, uint64_t address) {
+    const std::string name = symbols.find(address) ? symbols.describe(address) : std::string();
+    return name.empty() ? fmt::format("{:#x}", address) : fmt::format("{:#x} ({})", address, name);
+}
+
+void print_window(Output& out, const TraceWindow& window, const SymbolTable& symbols) {
+    out.print("Window {}, cpu {}: {} branches from number {} on, {} to {}, from {} to {}\n", window.number, window.vcpu,
+              grouped(window.last - window.first), window.first, time_text(window.begin_time),
+              time_text(window.end_time),
+              window.begin_address ? address_text(symbols, *window.begin_address) : "what was not kept",
+              window.end_address ? address_text(symbols, *window.end_address) : "the recording's end");
+}
+
+void put_address(Json& entry, const char* name, const SymbolTable& symbols, const std::optional<uint64_t>& address) {
+    entry[name] = address ? Json(fmt::format("{:#x}", *address)) : Json(nullptr);
+    if (address && symbols.find(*address))
+        entry[std::string(name) + "_symbol"] = symbols.describe(*address);
+}
+
 Json optional_json(const std::optional<uint64_t>& value) { return value ? Json(*value) : Json(nullptr); }
 
 void print_text(Output& out, const std::string& path, const Facts& facts) {
@@ -77,12 +99,12 @@ void print_text(Output& out, const std::string& path, const Facts& facts) {
         out.print("  cpu {}: {} branches and {} events in {} chunks of {}, {} to {}, {} instructions retired\n", vcpu,
                   grouped(stream.branches), grouped(stream.events), stream.chunks, byte_size(stream.stored_bytes),
                   duration(stream.first_time), duration(stream.last_time), grouped(stream.last_retired));
+        if (stream.dropped)
+            out.print("  cpu {}: {} branches before these were recorded and not kept: the first one has number {}\n", vcpu,
+                      grouped(stream.dropped), stream.dropped);
     }
     for (const TraceWindow& window : facts.windows)
-        out.print("Window {}, cpu {}: {} branches from number {} on, {} to {}, at {:#x} to {}\n", window.number, window.vcpu,
-                  grouped(window.last - window.first), window.first, time_text(window.begin_time),
-                  time_text(window.end_time), window.begin_address,
-                  window.end_address ? fmt::format("{:#x}", *window.end_address) : "the recording's end");
+        print_window(out, window, facts.symbols);
     out.print("Symbols: {}\n", grouped(symbol_count(info)));
     out.print("Outcome: {}\n", outcome_text(facts.outcome));
     out.print("Chunks:\n{:>16} {:>8} {:>12} {:>12} {:>12}\n", "type", "chunks", "items", "stored", "unpacked");
@@ -119,6 +141,7 @@ Json to_json(const std::string& path, const Facts& facts) {
         json["vcpus"].push_back({{"cpu", vcpu},
                                  {"branches", stream.branches},
                                  {"events", stream.events},
+                                 {"dropped", stream.dropped},
                                  {"end_number", stream.end_number},
                                  {"chunks", stream.chunks},
                                  {"stored_bytes", stream.stored_bytes},
@@ -131,8 +154,8 @@ Json to_json(const std::string& path, const Facts& facts) {
         Json entry = {{"number", window.number}, {"cpu", window.vcpu}, {"first", window.first}, {"last", window.last}};
         entry["begin_ns"] = optional_json(window.begin_time);
         entry["end_ns"] = optional_json(window.end_time);
-        entry["begin"] = fmt::format("{:#x}", window.begin_address);
-        entry["end"] = window.end_address ? Json(fmt::format("{:#x}", *window.end_address)) : Json(nullptr);
+        put_address(entry, "begin", facts.symbols, window.begin_address);
+        put_address(entry, "end", facts.symbols, window.end_address);
         json["windows"].push_back(std::move(entry));
     }
     json["chunks"] = Json::array();
@@ -160,15 +183,16 @@ Result<ExitStatus> run(const Options& options) {
     auto reader = TraceReader::open(options.path);
     if (!reader)
         return Unexpected(std::move(reader.error()));
-    Facts facts{reader->info(), {}, {}, {}, {}};
+    Facts facts{reader->info(), {}, {}, {}, {}, {}};
     if (auto config = reader->config())
         facts.config = std::move(*config);
-    // Only then is there anything to look for in all of the file.
-    if (facts.config && facts.config->contains("windows")) {
+    if (!reader->window_begins().empty()) { // else there is nothing to look for in all of the file
         auto windows = find_windows(*reader);
         if (!windows)
             return Unexpected(std::move(windows.error()));
         facts.windows = std::move(*windows);
+        if (auto symbols = reader->symbols())
+            facts.symbols = SymbolTable(std::move(*symbols));
     }
     if (auto outcome = reader->outcome())
         facts.outcome = std::move(*outcome);

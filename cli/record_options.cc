@@ -18,6 +18,12 @@ void add_record_options(CLI::App& app, RecordOptions& o) {
     app.footer("SPEC is one of console:TEXT, marker[:VALUE], time:500ms, instructions:COUNT, symbol:NAME[+OFFSET],\n"
                "address:0xHEX.\n\n" +
                app.get_footer());
+    app.add_option("--keep-last", o.keep_last,
+                   "Flight recorder: keep only the last COUNT branches, or slightly more; units as --limit")
+        ->transform(count_with_unit())
+        ->check(CLI::PositiveNumber)
+        ->type_name("COUNT")
+        ->group(trace);
     app.add_option("--times", o.times, "So many windows at most")
         ->check(CLI::PositiveNumber)
         ->capture_default_str()
@@ -54,6 +60,8 @@ nlohmann::json trace_config(const RecordOptions& o, const Machine& machine) {
     nlohmann::json json = guest_json(o, machine);
     json["vtrace"] = VTRACE_VERSION;
     json["filter"] = o.kernel_only ? "kernel" : o.user_only ? "user" : "all";
+    if (o.keep_last)
+        json["keep_last"] = o.keep_last;
     if (o.windows())
         json["windows"] = {{"from", o.from.empty() ? "start" : o.from}, {"to", o.to.empty() ? "end" : o.to}, {"times", o.times}};
     return json;

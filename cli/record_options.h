@@ -18,6 +18,7 @@ struct RecordOptions : GuestOptions {
     bool kernel_only = false, user_only = false;
     std::string from, to; // SPECs of Trigger; empty: from the start, to the end
     uint64_t times = 1;
+    uint64_t keep_last = 0; // branches; 0: all
 
     Privilege privilege() const {
         return kernel_only ? Privilege::kernel_only : user_only ? Privilege::user_only : Privilege::all;

@@ -22,9 +22,15 @@ enum class Privilege : uint8_t { all, kernel_only, user_only };
 
 class Recording final : private TraceSink {
   public:
+    struct Options {
+        unsigned vcpus = 1;
+        Privilege privilege = Privilege::all;
+        bool windows = false;   // it is of parts of the run
+        uint64_t keep_last = 0; // branches, of all vCPUs together; 0: all
+    };
     /// Creates the file and starts the encoder's thread. Errors: as TraceRecorder::start's.
-    static Result<std::unique_ptr<Recording>> start(const std::string& path, const nlohmann::json& config, unsigned vcpus,
-                                                    Privilege privilege);
+    static Result<std::unique_ptr<Recording>> start(const std::string& path, const nlohmann::json& config,
+                                                    const Options& options);
 
     /// One a vCPU, for the machine. They refer to this object.
     std::vector<soft::Recording> for_vcpus();
@@ -46,7 +52,10 @@ class Recording final : private TraceSink {
     void code_page(unsigned vcpu, uint64_t position, Gpa gpa, std::span<const uint8_t, page_size> bytes) override;
     void code_mapping(unsigned vcpu, uint64_t position, uint64_t cr3, Gva gva, Gpa gpa, bool global) override;
 
+    void follow_window(unsigned vcpu);
+
     std::unique_ptr<TraceRecorder> recorder_;
+    uint64_t window_ = 0; // that what was told last belongs to
     std::vector<std::unique_ptr<ds::DebugStore>> stores_;
 };
 

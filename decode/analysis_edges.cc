@@ -104,7 +104,9 @@ ChunkEdges count_chunk(const TraceReader& reader, const ChunkRecords& chunk, con
 
 Result<std::vector<Edge>> count_edges(const TraceReader& reader, const EdgeOptions& options) {
     ClassifierPool pool;
-    std::vector<bool> in_user(reader.vcpus(), user_branches_only(reader));
+    std::vector<bool> in_user;
+    for (unsigned vcpu = 0; vcpu < reader.vcpus(); ++vcpu)
+        in_user.push_back(entered_user_before(reader, vcpu));
     EdgeTable total;
     auto map = [&](const ChunkRecords& chunk) { return count_chunk(reader, chunk, options, pool); };
     auto reduce = [&](ChunkEdges&& chunk) {

@@ -171,6 +171,61 @@ Result<std::vector<ConsolePiece>> decode_console(std::span<const uint8_t> payloa
     return pieces;
 }
 
+std::vector<uint8_t> encode_windows(std::span<const WindowBegin> windows) {
+    ByteWriter out;
+    uint64_t position = 0;
+    for (const auto& window : windows) {
+        out.varint(window.number);
+        out.varint(window.vcpu);
+        out.varint(zigzag(window.position - position));
+        position = window.position;
+    }
+    return to_vector(out);
+}
+
+Result<std::vector<WindowBegin>> decode_windows(std::span<const uint8_t> payload, uint32_t count) {
+    ByteReader in(payload);
+    if (count > max_chunk_entries || in.left() < count)
+        return damaged("windows");
+    std::vector<WindowBegin> windows;
+    WindowBegin window;
+    for (uint32_t i = 0; i < count && !in.failed(); ++i) {
+        window.number = in.varint();
+        window.vcpu = static_cast<uint32_t>(in.varint());
+        window.position += unzigzag(in.varint());
+        windows.push_back(window);
+    }
+    if (in.failed() || in.left() != 0)
+        return damaged("windows");
+    return windows;
+}
+
+std::vector<uint8_t> encode_dropped(std::span<const DroppedStart> streams) {
+    ByteWriter out;
+    for (const auto& stream : streams) {
+        out.varint(stream.branches);
+        out.varint(stream.records);
+        out.byte(stream.entered_user);
+    }
+    return to_vector(out);
+}
+
+Result<std::vector<DroppedStart>> decode_dropped(std::span<const uint8_t> payload, uint32_t count) {
+    ByteReader in(payload);
+    if (count > max_trace_vcpus)
+        return damaged("streams");
+    std::vector<DroppedStart> streams;
+    for (uint32_t i = 0; i < count; ++i) {
+        DroppedStart stream{.branches = in.varint(), .records = in.varint(), .entered_user = (in.byte() & 1) != 0};
+        if (stream.branches > stream.records)
+            return damaged("streams");
+        streams.push_back(stream);
+    }
+    if (in.failed() || in.left() != 0)
+        return damaged("streams");
+    return streams;
+}
+
 std::vector<uint8_t> encode_symbols(std::span<const TraceSymbol> symbols) {
     ByteWriter out;
     uint64_t address = 0;

@@ -56,6 +56,32 @@ Result<std::vector<CodeMapping>> decode_code_mappings(std::span<const uint8_t> p
 std::vector<uint8_t> encode_console(std::span<const ConsolePiece> pieces);
 Result<std::vector<ConsolePiece>> decode_console(std::span<const uint8_t> payload, uint32_t count);
 
+/// Where a window of a vCPU begins. What was told of code before that place may have changed since without being told:
+/// it holds for no record of this window.
+struct WindowBegin {
+    uint64_t number = 0;
+    uint32_t vcpu = 0;
+    uint64_t position = 0; // of its window_begin record
+
+    bool operator==(const WindowBegin&) const = default;
+};
+
+std::vector<uint8_t> encode_windows(std::span<const WindowBegin> windows);
+Result<std::vector<WindowBegin>> decode_windows(std::span<const uint8_t> payload, uint32_t count);
+
+/// The beginning of a vCPU's stream that was recorded and not kept.
+struct DroppedStart {
+    uint64_t branches = 0;
+    uint64_t records = 0;
+    bool entered_user = false; // some of these branches led into user space, as enters_user() has it
+
+    bool operator==(const DroppedStart&) const = default;
+};
+
+/// One a vCPU.
+std::vector<uint8_t> encode_dropped(std::span<const DroppedStart> streams);
+Result<std::vector<DroppedStart>> decode_dropped(std::span<const uint8_t> payload, uint32_t count);
+
 /// Symbols ascend by address.
 std::vector<uint8_t> encode_symbols(std::span<const TraceSymbol> symbols);
 Result<std::vector<TraceSymbol>> decode_symbols(std::span<const uint8_t> payload, uint32_t count);

@@ -35,6 +35,9 @@ constexpr bool passes(PrivilegeFilter filter, Privilege privilege) {
 /// Was the trace recorded with user branches only? (`"filter": "user"` in its configuration.)
 bool user_branches_only(const TraceReader& reader);
 
+/// Was a vCPU in user space, once at least, before the first branch that the trace has of it?
+bool entered_user_before(const TraceReader& reader, unsigned vcpu);
+
 /// Number of the first branch of a vCPU that runs in user space, at most `limit`: decodes the stream up to there.
 /// Damaged chunks on the way are passed over.
 uint64_t first_user_branch(const TraceReader& reader, unsigned vcpu, uint64_t limit);

@@ -18,7 +18,7 @@ bool CodeIndex::add_pages(size_t chunk, std::span<const CodePage> pages) {
         if (page_count_ == max_entries)
             return false;
         ++page_count_;
-        pages_[pages[i].gpa].push_back({pages[i].place, chunk, i});
+        pages_[pages[i].gpa].push_back({pages[i].place, 0, chunk, i});
     }
     return true;
 }
@@ -28,12 +28,13 @@ bool CodeIndex::add_mappings(std::span<const CodeMapping> mappings) {
         if (mapping_count_ == max_entries)
             return false;
         ++mapping_count_;
-        mappings_[mapping.gva].push_back({mapping.place, mapping.cr3 & cr3_address, mapping.gpa, mapping.global});
+        mappings_[mapping.gva].push_back({mapping.place, 0, mapping.cr3 & cr3_address, mapping.gpa, mapping.global});
     }
     return true;
 }
 
-void CodeIndex::finish(unsigned vcpus) {
+void CodeIndex::finish(unsigned vcpus, CodeWindows windows) {
+    windows_ = std::move(windows);
     const auto by_order = [](const auto& a, const auto& b) { return a.place.order < b.place.order; };
     told_.resize(vcpus);
     const auto note = [&](const SidePlace& place) {
@@ -42,13 +43,17 @@ void CodeIndex::finish(unsigned vcpus) {
     };
     for (auto& [gpa, versions] : pages_) {
         std::stable_sort(versions.begin(), versions.end(), by_order);
-        for (const auto& version : versions)
+        for (auto& version : versions) {
+            version.window = windows_.at(version.place.vcpu, version.place.position);
             note(version.place);
+        }
     }
     for (auto& [gva, mapped] : mappings_) {
         std::stable_sort(mapped.begin(), mapped.end(), by_order);
-        for (const auto& mapping : mapped)
+        for (auto& mapping : mapped) {
+            mapping.window = windows_.at(mapping.place.vcpu, mapping.place.position);
             note(mapping.place);
+        }
     }
     for (auto& told : told_)
         std::sort(told.begin(), told.end());
@@ -63,32 +68,30 @@ uint64_t CodeIndex::others_before(unsigned vcpu, uint64_t position) const {
     return after == told.end() ? UINT64_MAX : after->second;
 }
 
-namespace {
-bool in_force(const SidePlace& place, unsigned vcpu, uint64_t position, uint64_t others) {
-    return place.vcpu == vcpu ? place.position <= position : place.order < others;
+bool CodeIndex::in_force(const SidePlace& told, uint64_t window, const Place& place) {
+    return window == place.window &&
+           (told.vcpu == place.vcpu ? told.position <= place.position : told.order < place.others);
 }
-} // namespace
 
-const CodeIndex::Mapped* CodeIndex::mapping(unsigned vcpu, uint64_t position, uint64_t others, uint64_t cr3,
-                                            uint64_t page) const {
+const CodeIndex::Mapped* CodeIndex::mapping(const Place& place, uint64_t cr3, uint64_t page) const {
     const auto found = mappings_.find(page);
     if (found == mappings_.end())
         return nullptr;
     for (auto it = found->second.rbegin(); it != found->second.rend(); ++it) {
-        if ((it->global || it->cr3 == (cr3 & cr3_address)) && in_force(it->place, vcpu, position, others))
+        if ((it->global || it->cr3 == (cr3 & cr3_address)) && in_force(it->place, it->window, place))
             return &*it;
     }
     return nullptr;
 }
 
 /// Bytes of one line from `gpa` on: from the newest version in force that has the line. False: none has.
-bool CodeIndex::line_at(unsigned vcpu, uint64_t position, uint64_t others, uint64_t gpa, std::span<uint8_t> out) {
+bool CodeIndex::line_at(const Place& place, uint64_t gpa, std::span<uint8_t> out) {
     const auto found = pages_.find(gpa & page_mask);
     if (found == pages_.end())
         return false;
     const size_t at = gpa & ~page_mask;
     for (auto it = found->second.rbegin(); it != found->second.rend(); ++it) {
-        if (!in_force(it->place, vcpu, position, others))
+        if (!in_force(it->place, it->window, place))
             continue;
         const auto pages = load(it->chunk);
         if (!pages)
@@ -123,14 +126,14 @@ std::shared_ptr<const DecodedCodePages> CodeIndex::load(size_t chunk) {
 }
 
 size_t CodeIndex::code_at(unsigned vcpu, uint64_t position, uint64_t cr3, uint64_t gva, std::span<uint8_t> buffer) {
-    const uint64_t others = others_before(vcpu, position);
+    const Place place{vcpu, position, windows_.at(vcpu, position), others_before(vcpu, position)};
     size_t done = 0;
     while (done < buffer.size()) {
         const uint64_t address = gva + done;
-        const Mapped* mapped = mapping(vcpu, position, others, cr3, address & page_mask);
+        const Mapped* mapped = mapping(place, cr3, address & page_mask);
         const size_t count =
             std::min<size_t>(buffer.size() - done, CodeLines::line_bytes - address % CodeLines::line_bytes);
-        if (!mapped || !line_at(vcpu, position, others, mapped->gpa | (address & ~page_mask), buffer.subspan(done, count)))
+        if (!mapped || !line_at(place, mapped->gpa | (address & ~page_mask), buffer.subspan(done, count)))
             break;
         done += count;
     }

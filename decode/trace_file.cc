@@ -3,8 +3,10 @@
 #include <cerrno>
 #include <csignal>
 #include <cstddef>
+#include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <memory>
 #include <utility>
 
 #include <fcntl.h>
@@ -115,36 +117,102 @@ Result<std::vector<uint8_t>> load_payload(const ChunkHeader& header, std::span<c
 
 ChunkFile::ChunkFile(ChunkFile&& other) noexcept
     : fd_(std::exchange(other.fd_, -1)), path_(std::move(other.path_)), bytes_(other.bytes_),
-      sequence_(other.sequence_), index_(std::move(other.index_)) {}
+      sequence_(other.sequence_), chunks_(std::move(other.chunks_)),
+      successor_(std::exchange(other.successor_, false)) {}
 
 ChunkFile& ChunkFile::operator=(ChunkFile&& other) noexcept {
     std::swap(fd_, other.fd_);
     std::swap(path_, other.path_);
     std::swap(bytes_, other.bytes_);
     std::swap(sequence_, other.sequence_);
-    std::swap(index_, other.index_);
+    std::swap(chunks_, other.chunks_);
+    std::swap(successor_, other.successor_);
     return *this;
 }
 
 ChunkFile::~ChunkFile() {
     if (fd_ >= 0)
         ::close(fd_);
+    if (successor_)
+        ::unlink(path_.c_str());
 }
 
-Result<ChunkFile> ChunkFile::create(const std::string& path, unsigned vcpus) {
+Result<ChunkFile> ChunkFile::create(const std::string& path, unsigned vcpus, TraceVersion version) {
     ChunkFile file;
     file.path_ = path;
     file.fd_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (file.fd_ < 0)
         return fail("cannot create the trace file '{}': {}", path, errno_text(errno));
+    VTRACE_TRY(file.write_header(vcpus, version));
+    return file;
+}
+
+Result<ChunkFile> ChunkFile::create_successor(unsigned vcpus, TraceVersion version) const {
+    struct stat status;
+    if (::fstat(fd_, &status) != 0)
+        return fail("cannot drop old branches from the trace file '{}': {}", path_, errno_text(errno));
+    if (!S_ISREG(status.st_mode))
+        return fail("cannot drop old branches from '{}': it is not a regular file", path_);
+    // The name may be a link: its target is what gets replaced.
+    const std::unique_ptr<char, decltype(&std::free)> target(::realpath(path_.c_str(), nullptr), std::free);
+    if (!target)
+        return fail("cannot drop old branches from the trace file '{}': {}", path_, errno_text(errno));
+    ChunkFile file;
+    file.path_ = std::string(target.get()) + ".XXXXXX";
+    file.fd_ = ::mkostemp(file.path_.data(), O_CLOEXEC);
+    if (file.fd_ < 0)
+        return fail("cannot create '{}', to drop old branches from the trace: {}", file.path_, errno_text(errno));
+    file.successor_ = true;
+    if (::fchmod(file.fd_, status.st_mode & 07777) != 0)
+        return fail("cannot drop old branches from the trace file '{}': {}", path_, errno_text(errno));
+    VTRACE_TRY(file.write_header(vcpus, version));
+    return file;
+}
+
+Result<StoredChunk> ChunkFile::read(const IndexEntry& entry) const {
+    // fd_ is for writing only, as a pipe's must be; and the file's name may lead elsewhere by now.
+    const int fd = ::open(fmt::format("/proc/self/fd/{}", fd_).c_str(), O_RDONLY | O_CLOEXEC);
+    StoredChunk chunk{.header = entry.header, .bytes = std::vector<uint8_t>(entry.header.stored_bytes)};
+    size_t done = 0;
+    int error = fd < 0 ? errno : 0;
+    while (!error && done < chunk.bytes.size()) {
+        const ssize_t count = ::pread(fd, chunk.bytes.data() + done, chunk.bytes.size() - done,
+                                      static_cast<off_t>(entry.offset + sizeof(ChunkHeader) + done));
+        if (count < 0 && errno != EINTR)
+            error = errno;
+        else if (count == 0)
+            error = EIO; // somebody made the file shorter
+        else if (count > 0)
+            done += count;
+    }
+    if (fd >= 0)
+        ::close(fd);
+    if (error)
+        return fail("cannot read back the trace file '{}': {}", path_, errno_text(error));
+    return chunk;
+}
+
+Result<> ChunkFile::replace_by(ChunkFile successor) {
+    const std::unique_ptr<char, decltype(&std::free)> target(::realpath(path_.c_str(), nullptr), std::free);
+    // Synced first: the new name may reach the disk before the bytes do.
+    if (!target || ::fdatasync(successor.fd_) != 0 || ::rename(successor.path_.c_str(), target.get()) != 0)
+        return fail("cannot drop old branches from the trace file '{}': {}", path_, errno_text(errno));
+    successor.successor_ = false;
+    std::swap(fd_, successor.fd_);
+    bytes_ = successor.bytes_;
+    sequence_ = successor.sequence_;
+    chunks_ = std::move(successor.chunks_);
+    return {};
+}
+
+Result<> ChunkFile::write_header(unsigned vcpus, TraceVersion version) {
     FileHeader header{.magic = file_magic,
-                      .version = static_cast<uint32_t>(TraceVersion::latest),
+                      .version = static_cast<uint32_t>(version),
                       .vcpus = vcpus,
                       .flags = 0,
                       .checksum = 0};
     header.checksum = header_checksum(header);
-    VTRACE_TRY(file.write_bytes(bytes_of(header)));
-    return file;
+    return write_bytes(bytes_of(header));
 }
 
 Result<> ChunkFile::write_bytes(std::span<const uint8_t> bytes) {
@@ -180,16 +248,16 @@ Result<> ChunkFile::write(StoredChunk chunk) {
     bytes.resize(chunk_file_bytes(header));
     VTRACE_TRY(write_bytes(bytes));
     ++sequence_;
-    index_.push_back({offset, header});
+    chunks_.push_back({offset, header});
     return {};
 }
 
 Result<> ChunkFile::finish(int level) {
     ChunkHeader header{};
     header.type = static_cast<uint16_t>(ChunkType::index);
-    header.count = static_cast<uint32_t>(index_.size());
-    const std::span<const uint8_t> payload{reinterpret_cast<const uint8_t*>(index_.data()),
-                                           index_.size() * sizeof(IndexEntry)};
+    header.count = static_cast<uint32_t>(chunks_.size());
+    const std::span<const uint8_t> payload{reinterpret_cast<const uint8_t*>(chunks_.data()),
+                                           chunks_.size() * sizeof(IndexEntry)};
     const uint64_t offset = bytes_;
     if (payload.size() <= max_index_bytes) { // else the reader walks the chunks
         VTRACE_TRY(write(store_chunk(header, payload, level)));

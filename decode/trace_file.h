@@ -47,7 +47,11 @@ Result<std::vector<uint8_t>> load_payload(const ChunkHeader& header, std::span<c
 /// error.
 class ChunkFile {
   public:
-    static Result<ChunkFile> create(const std::string& path, unsigned vcpus);
+    /// Creates or truncates `path`.
+    static Result<ChunkFile> create(const std::string& path, unsigned vcpus, TraceVersion version = TraceVersion::first);
+    /// A new file beside this one, to be put in its place by replace_by(); removed again if it is not. Error: also where
+    /// this one is no regular file.
+    Result<ChunkFile> create_successor(unsigned vcpus, TraceVersion version) const;
     ChunkFile(ChunkFile&& other) noexcept;
     ChunkFile& operator=(ChunkFile&& other) noexcept;
     ~ChunkFile();
@@ -56,17 +60,27 @@ class ChunkFile {
     /// Index and footer; then fdatasync and close.
     Result<> finish(int level);
 
+    /// The chunks so far.
+    const std::vector<IndexEntry>& chunks() const { return chunks_; }
+    /// A chunk written before, as stored. Error: cannot be read.
+    Result<StoredChunk> read(const IndexEntry& chunk) const;
+    /// Puts the successor, which is synced first, in the place of this file: at any moment, whatever happens, the file's
+    /// name leads to a whole one of them. Error: this file goes on as it was.
+    Result<> replace_by(ChunkFile successor);
+
     uint64_t bytes() const { return bytes_; }
 
   private:
     ChunkFile() = default;
+    Result<> write_header(unsigned vcpus, TraceVersion version);
     Result<> write_bytes(std::span<const uint8_t> bytes);
 
     int fd_ = -1;
     std::string path_;
     uint64_t bytes_ = 0; // complete
     uint32_t sequence_ = 0;
-    std::vector<IndexEntry> index_;
+    std::vector<IndexEntry> chunks_;
+    bool successor_ = false; // not in its place yet
 };
 
 } // namespace vtrace

@@ -20,6 +20,10 @@ const char* chunk_type_name(uint16_t type) {
         return "outcome";
     case ChunkType::index:
         return "index";
+    case ChunkType::windows:
+        return "windows";
+    case ChunkType::dropped:
+        return "dropped";
     }
     return "unknown";
 }

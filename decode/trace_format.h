@@ -15,8 +15,9 @@ namespace vtrace {
 
 /// What each version of the file format changed. A reader refuses a file whose version is above its own `latest`.
 enum class TraceVersion : uint32_t {
-    first = 1, // the layout described here
-    latest = first,
+    first = 1, // a recording of all of a run
+    parts = 2, // of parts: window records, and chunks of types `windows` and `dropped`; all else is as before
+    latest = parts,
 };
 
 inline constexpr uint64_t file_magic = 0x0a0d454341525456;   // "VTRACE\r\n": a text-mode copy destroys it
@@ -50,6 +51,8 @@ enum class ChunkType : uint16_t {
     symbols = 6,
     outcome = 7, // how the run ended, and its totals: JSON text
     index = 8,   // the last chunk
+    windows = 9, // where each window begins
+    dropped = 10, // how much of each stream's beginning was not kept: directly behind the configuration
 };
 
 /// How a chunk's payload is stored.

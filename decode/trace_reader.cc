@@ -84,6 +84,7 @@ struct TraceReader::State {
     InputFile file;
     ScannedFile scanned;
     TraceInfo info;
+    std::vector<DroppedStart> dropped;        // by vCPU
     std::vector<std::vector<size_t>> streams; // by vCPU: its branch chunks, as indices into scanned.chunks, in order
 
     mutable std::mutex mutex; // guards what follows
@@ -106,6 +107,8 @@ struct TraceReader::State {
     std::shared_ptr<const ChunkRecords> cached(size_t chunk) const;
     Result<nlohmann::json> json(ChunkType type) const;
     CodeIndex& code_index() const;
+    void load_dropped();
+    std::vector<WindowBegin> window_begins() const;
     /// Decodes any chunk of a known type as far as it takes to know that it is sound.
     Result<> verify(size_t chunk) const;
 };
@@ -117,7 +120,12 @@ void TraceReader::State::build_info() {
     info.vcpus.resize(scanned.header.vcpus);
     streams.resize(scanned.header.vcpus);
     std::map<uint16_t, ChunkTypeInfo> types;
+    load_dropped();
     std::vector<uint64_t> next_position(info.vcpus.size());
+    for (size_t vcpu = 0; vcpu < dropped.size(); ++vcpu) {
+        info.vcpus[vcpu].dropped = info.vcpus[vcpu].end_number = dropped[vcpu].branches;
+        next_position[vcpu] = dropped[vcpu].records;
+    }
     bool outcome_seen = false;
     for (size_t i = 0; i < scanned.chunks.size(); ++i) {
         const ChunkHeader& header = entry(i).header;
@@ -181,6 +189,43 @@ void TraceReader::State::build_info() {
                                             range.vcpu, range.reason));
     }
     info.complete = scanned.indexed && outcome_seen && info.warnings.empty();
+}
+
+/// Where the streams begin. If that is damaged, they look as if chunks were lost.
+void TraceReader::State::load_dropped() {
+    dropped.resize(scanned.header.vcpus);
+    for (size_t i = 0; i < scanned.chunks.size(); ++i) {
+        const ChunkHeader& header = entry(i).header;
+        if (!is_type(header, ChunkType::dropped))
+            continue;
+        const auto bytes = payload(i);
+        auto decoded = bytes ? decode_dropped(*bytes, header.count) : Unexpected(bytes.error());
+        if (decoded && decoded->size() != dropped.size())
+            decoded = fail("it is of {} vCPUs", decoded->size());
+        if (decoded)
+            dropped = std::move(*decoded);
+        else
+            report(i, decoded.error().message);
+        return;
+    }
+}
+
+std::vector<WindowBegin> TraceReader::State::window_begins() const {
+    std::vector<WindowBegin> all;
+    for (size_t i = 0; i < scanned.chunks.size(); ++i) {
+        const ChunkHeader& header = entry(i).header;
+        if (!is_type(header, ChunkType::windows))
+            continue;
+        const auto bytes = payload(i);
+        const auto decoded = bytes ? decode_windows(*bytes, header.count) : Unexpected(bytes.error());
+        if (!decoded)
+            report(i, decoded.error().message);
+        else if (all.size() + decoded->size() > CodeIndex::max_entries)
+            report(i, "more windows than this reader keeps");
+        else
+            all.insert(all.end(), decoded->begin(), decoded->end());
+    }
+    return all;
 }
 
 void TraceReader::State::report(size_t chunk, const std::string& why) const {
@@ -318,7 +363,7 @@ CodeIndex& TraceReader::State::code_index() const {
             if (!room)
                 report(i, "more code than this reader keeps");
         }
-        code->finish(scanned.header.vcpus);
+        code->finish(scanned.header.vcpus, CodeWindows(window_begins()));
     });
     return *code;
 }
@@ -348,6 +393,10 @@ Result<> TraceReader::State::verify(size_t chunk) const {
         return drop(decode_console(*bytes, header.count));
     case ChunkType::symbols:
         return drop(decode_symbols(*bytes, header.count));
+    case ChunkType::windows:
+        return drop(decode_windows(*bytes, header.count));
+    case ChunkType::dropped:
+        return drop(decode_dropped(*bytes, header.count));
     case ChunkType::config:
     case ChunkType::outcome:
         return drop(json(static_cast<ChunkType>(header.type)));
@@ -375,6 +424,12 @@ Result<TraceReader> TraceReader::open(const std::string& path) {
 
 const TraceInfo& TraceReader::info() const {
     return state_->info;
+}
+const std::vector<DroppedStart>& TraceReader::dropped() const {
+    return state_->dropped;
+}
+std::vector<WindowBegin> TraceReader::window_begins() const {
+    return state_->window_begins();
 }
 unsigned TraceReader::vcpus() const {
     return state_->scanned.header.vcpus;

@@ -35,7 +35,8 @@ struct MissingRange {
 struct StreamInfo {
     uint64_t branches = 0;     // readable
     uint64_t events = 0;       // time, cr3 and window records
-    uint64_t end_number = 0;   // one past the highest branch number; == branches where nothing is missing
+    uint64_t dropped = 0;      // branches before the first one, recorded and on purpose not kept: it has this number
+    uint64_t end_number = 0;   // one past the highest branch number; == dropped + branches where nothing is missing
     uint64_t first_time = 0;   // virtual ns
     uint64_t last_time = 0;    // virtual ns
     uint64_t last_retired = 0; // instructions retired at last_time
@@ -150,6 +151,12 @@ class TraceReader {
 
     Result<std::vector<ConsolePiece>> console() const;
 
+    /// What was recorded before the first branches and not kept, one a vCPU; all zeros where that is nothing.
+    const std::vector<DroppedStart>& dropped() const;
+    /// Where windows begin, also those whose begin was not kept; in no particular order. Empty where all of the run was
+    /// recorded.
+    std::vector<WindowBegin> window_begins() const;
+
     unsigned vcpus() const;
 
     /// Branches [first, last) of a vCPU, by number; with_events: also the time and cr3 events between them (those
@@ -172,8 +179,8 @@ class TraceReader {
 
     /// The code bytes at linear address `gva` as this vCPU could fetch them at this place of its stream, under `cr3`
     /// (PCID and flag bits are ignored). Fills `buffer` from its start and returns how many bytes are known: fewer than
-    /// its size where the next page was never executed, 0 where nothing is known. Cheap for neighbouring places;
-    /// thread-safe.
+    /// its size where the next page was never executed, 0 where nothing is known. Only what ran in the same window is
+    /// known. Cheap for neighbouring places; thread-safe.
     size_t code_at(unsigned vcpu, uint64_t position, uint64_t cr3, uint64_t gva, std::span<uint8_t> buffer) const;
 
   private:

@@ -84,6 +84,10 @@ void TraceRecorder::console(uint64_t time, std::string_view bytes) {
     tell(ToldConsole{time, std::string(bytes)}, item_bytes + bytes.size());
 }
 
+void TraceRecorder::begin_window() {
+    tell(ToldWindow{}, item_bytes);
+}
+
 void TraceRecorder::take_told() {
     std::vector<Told> taken;
     {
@@ -98,6 +102,8 @@ void TraceRecorder::take_told() {
                                  mapping->global);
         else if (const auto* console = std::get_if<ToldConsole>(&item))
             writer_.console(console->time, console->bytes);
+        else
+            writer_.begin_window();
     }
 }
 

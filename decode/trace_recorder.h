@@ -45,6 +45,8 @@ class TraceRecorder {
     bool code_page(unsigned vcpu, uint64_t position, uint64_t gpa, std::span<const uint8_t, 4096> bytes);
     bool code_mapping(unsigned vcpu, uint64_t position, uint64_t cr3, uint64_t gva, uint64_t gpa, bool global);
     void console(uint64_t time, std::string_view bytes);
+    /// As TraceWriter::begin_window().
+    void begin_window();
 
     /// Writing has failed (disk full ...): stop the machine; finish() tells why. Until then everything told is dropped.
     bool failed() const { return failed_.load(std::memory_order_relaxed); }
@@ -72,7 +74,8 @@ class TraceRecorder {
         uint64_t time;
         std::string bytes;
     };
-    using Told = std::variant<ToldPage, ToldMapping, ToldConsole>;
+    struct ToldWindow {};
+    using Told = std::variant<ToldPage, ToldMapping, ToldConsole, ToldWindow>;
 
     TraceRecorder(TraceWriter writer, const TraceWriterOptions& options);
     bool tell(Told item, uint64_t bytes);

@@ -15,9 +15,9 @@ struct TraceWindow {
     uint64_t number = 0; // from 1
     unsigned vcpu = 0;
     uint64_t first = 0, last = 0;                     // its branches, by number: [first, last)
-    uint64_t begin_address = 0;                       // of the first instruction
+    std::optional<uint64_t> begin_address;            // of the first instruction; nullopt: the begin was not kept
     std::optional<uint64_t> end_address;              // of the one after the last; nullopt: the recording ends within it
-    std::optional<uint64_t> begin_time, end_time;     // virtual ns
+    std::optional<uint64_t> begin_time, end_time;     // virtual ns; nullopt: as the addresses
 };
 
 /// Ascending by number, then by vCPU; empty where all of the run was recorded. Decodes the whole trace: as fast as a

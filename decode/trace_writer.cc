@@ -13,7 +13,9 @@
 
 #include "decode/codec_branch.h"
 #include "decode/codec_side.h"
+#include "decode/privilege.h"
 #include "decode/trace_file.h"
+#include "decode/trace_trim.h"
 
 namespace vtrace {
 
@@ -30,7 +32,8 @@ struct HeldPage {
     CodePage page;
     CodeLines lines;
 };
-using Held = std::variant<HeldPage, CodeMapping, ConsolePiece>;
+struct HeldWindow {}; // what follows belongs to another one
+using Held = std::variant<HeldPage, CodeMapping, ConsolePiece, HeldWindow>;
 
 uint64_t held_size(const Held& held) {
     if (const auto* page = std::get_if<HeldPage>(&held))
@@ -45,7 +48,13 @@ struct Stream {
     BranchEncoder encoder;
     uint64_t branches = 0; // in closed chunks
     uint64_t records = 0;  // in closed chunks
-    std::deque<StoredChunk> waiting;
+    struct Waiting {
+        StoredChunk chunk;
+        std::vector<WindowBegin> windows; // that begin in it
+    };
+    std::deque<Waiting> waiting;
+    std::vector<WindowBegin> windows; // that begin in the open chunk
+    uint64_t user_entered = UINT64_MAX; // number of the first branch into user space; kept with keep_last alone
     std::deque<uint64_t> cuts; // positions at which a chunk must end, ascending
 
     // State at the place reached, and at the start of the open chunk.
@@ -68,10 +77,12 @@ struct TraceWriter::State {
     uint64_t held_bytes = 0;
     uint64_t held_since_cut = 0;
     uint64_t next_order = 0;
+    std::vector<DroppedStart> dropped; // of each vCPU
+    uint64_t trimmed_bytes = 0;        // of the file, when branches were dropped last
     std::optional<Error> error;
 
     State(const TraceWriterOptions& the_options, ChunkFile the_file)
-        : options(the_options), file(std::move(the_file)), streams(the_options.vcpus) {}
+        : options(the_options), file(std::move(the_file)), streams(the_options.vcpus), dropped(the_options.vcpus) {}
 
     Result<> write(StoredChunk chunk) {
         if (!error) {
@@ -80,6 +91,9 @@ struct TraceWriter::State {
         }
         return status();
     }
+    /// Drops branches that keep_last does not want: where that is worth the trouble, or all.
+    Result<> trim(bool all);
+    void note_user_entry(Stream& stream, std::span<const ds::BtsRecord> records) const;
     Result<> status() const {
         if (error)
             return Unexpected(*error);
@@ -146,8 +160,12 @@ Result<> TraceWriter::State::add(unsigned vcpu, std::span<const ds::BtsRecord> r
                     count = i + 1;
                     break;
                 }
+            } else if (ds::BtsFlags::kind(record.flags) == ds::BtsKind::window_begin) {
+                stream.windows.push_back({.number = record.to, .vcpu = vcpu, .position = stream.position() + i});
             }
         }
+        if (options.keep_last != 0 && stream.user_entered == UINT64_MAX)
+            note_user_entry(stream, records.first(count));
         stream.encoder.add(records.first(count));
         records = records.subspan(count);
         if (old || limit() == 0 || stream.encoder.bytes() >= soft_chunk_bytes)
@@ -176,7 +194,8 @@ Result<> TraceWriter::State::end_chunk(unsigned vcpu) {
     stream.branches += header.branches;
     stream.records += header.count;
     stream.at_start = stream.now;
-    stream.waiting.push_back(store_chunk(header, stream.encoder.finish(), options.compression));
+    stream.waiting.push_back({.chunk = store_chunk(header, stream.encoder.finish(), options.compression),
+                              .windows = std::exchange(stream.windows, {})});
     return write_waiting(false);
 }
 
@@ -184,7 +203,7 @@ Result<> TraceWriter::State::end_chunk(unsigned vcpu) {
 Result<> TraceWriter::State::write_waiting(bool all) {
     const auto key = [&](unsigned vcpu) {
         const Stream& stream = streams[vcpu];
-        const uint64_t time = stream.waiting.empty() ? stream.now.time : stream.waiting.front().header.last_time;
+        const uint64_t time = stream.waiting.empty() ? stream.now.time : stream.waiting.front().chunk.header.last_time;
         return std::pair(time, vcpu);
     };
     for (;;) {
@@ -195,11 +214,12 @@ Result<> TraceWriter::State::write_waiting(bool all) {
         }
         if (!first || streams[*first].waiting.empty())
             return {};
-        StoredChunk chunk = std::move(streams[*first].waiting.front());
+        auto [chunk, windows] = std::move(streams[*first].waiting.front());
         streams[*first].waiting.pop_front();
         // What was told before the end of this chunk goes before it. All of it is here by now, whatever the threads
         // did, and so is everything that was told still earlier.
         const uint64_t end = chunk.header.first_position + chunk.header.count;
+        const uint64_t last_time = chunk.header.last_time;
         size_t count = 0;
         for (size_t i = 0; i < held.size(); ++i) {
             const auto reached = [&](const auto& item) {
@@ -208,14 +228,51 @@ Result<> TraceWriter::State::write_waiting(bool all) {
                     return item.page.place.vcpu == *first && item.page.place.position < end;
                 else if constexpr (std::is_same_v<T, CodeMapping>)
                     return item.place.vcpu == *first && item.place.position < end;
+                else if constexpr (std::is_same_v<T, HeldWindow>)
+                    return false;
                 else
-                    return item.time < chunk.header.last_time;
+                    return item.time < last_time;
             };
             if (std::visit(reached, held[i]))
                 count = i + 1;
         }
         VTRACE_TRY(write_held(count));
+        if (!windows.empty()) {
+            ChunkHeader header{};
+            header.type = static_cast<uint16_t>(ChunkType::windows);
+            header.count = static_cast<uint32_t>(windows.size());
+            VTRACE_TRY(write(store_chunk(header, encode_windows(windows), options.compression)));
+        }
         VTRACE_TRY(write(std::move(chunk)));
+        VTRACE_TRY(trim(false));
+    }
+}
+
+Result<> TraceWriter::State::trim(bool all) {
+    if (options.keep_last == 0 || error || (!all && file.bytes() < 2 * trimmed_bytes + options.keep_slack_bytes))
+        return status();
+    const TrimPlan plan = plan_trim(file.chunks(), options.keep_last);
+    if (!plan.drops)
+        return {};
+    std::vector<uint64_t> user_entered;
+    for (const Stream& stream : streams)
+        user_entered.push_back(stream.user_entered);
+    if (auto result = vtrace::trim(file, plan, user_entered, dropped, options.compression); !result)
+        error = std::move(result.error());
+    trimmed_bytes = file.bytes();
+    return status();
+}
+
+void TraceWriter::State::note_user_entry(Stream& stream, std::span<const ds::BtsRecord> records) const {
+    uint64_t number = stream.branches + stream.encoder.branches();
+    for (const auto& record : records) {
+        if (ds::BtsFlags::is_event(record.flags))
+            continue;
+        if (enters_user(record.from, record.to)) {
+            stream.user_entered = number;
+            return;
+        }
+        ++number;
     }
 }
 
@@ -291,6 +348,8 @@ Result<> TraceWriter::State::write_held(size_t count) {
             pieces.push_back(std::move(*piece));
             if (piece_bytes >= soft_chunk_bytes || pieces.size() == max_chunk_entries)
                 VTRACE_TRY(put_pieces());
+        } else {
+            last_version.clear(); // lines of one window must not seem to be of another
         }
     }
     VTRACE_TRY(put_pages());
@@ -328,9 +387,12 @@ Result<TraceWriter> TraceWriter::open(const std::string& path, const nlohmann::j
     if (options.chunk_records == 0 || options.chunk_records > max_chunk_records)
         return fail("cannot write '{}' in chunks of {} records: 1 to {} are possible", path, options.chunk_records,
                     max_chunk_records);
-    auto file = ChunkFile::create(path, options.vcpus);
+    auto file = ChunkFile::create(path, options.vcpus, options.windows ? TraceVersion::parts : TraceVersion::first);
     if (!file)
         return Unexpected(std::move(file.error()));
+    if (options.keep_last != 0) // in time: that it can be written anew at all
+        if (auto successor = file->create_successor(options.vcpus, TraceVersion::parts); !successor)
+            return Unexpected(std::move(successor.error()));
     TraceWriter writer(std::make_unique<State>(options, std::move(*file)));
     VTRACE_TRY(writer.state_->write_text(ChunkType::config, config));
     return writer;
@@ -374,6 +436,11 @@ void TraceWriter::console(uint64_t time, std::string_view bytes) {
     }
 }
 
+void TraceWriter::begin_window() {
+    if (!state_->error)
+        state_->hold(HeldWindow{});
+}
+
 Result<> TraceWriter::close(const nlohmann::json& outcome, std::vector<TraceSymbol> symbols) {
     State& state = *state_;
     VTRACE_TRY(state.status());
@@ -381,6 +448,7 @@ Result<> TraceWriter::close(const nlohmann::json& outcome, std::vector<TraceSymb
         VTRACE_TRY(state.end_chunk(vcpu));
     VTRACE_TRY(state.write_waiting(true));
     VTRACE_TRY(state.write_held(state.held.size()));
+    VTRACE_TRY(state.trim(true));
     std::stable_sort(symbols.begin(), symbols.end(),
                      [](const auto& a, const auto& b) { return a.address < b.address; });
     VTRACE_TRY(state.write_symbols(symbols));

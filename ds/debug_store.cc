@@ -83,6 +83,7 @@ bool DebugStore::set_cr3(uint64_t cr3) {
 
 void DebugStore::begin_window(uint64_t number, uint64_t address) {
     append_event(address, number, BtsKind::window_begin);
+    window_ = number;
     recorded_cr3_.reset(); // it may have changed and changed back; a reader of this window alone wants it too
     last_time_ = UINT64_MAX;
 }

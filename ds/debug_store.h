@@ -64,6 +64,8 @@ class DebugStore {
     /// Recording is on. Drain after each: for the time, and because there may be no next record for long.
     void begin_window(uint64_t number, uint64_t address);
     void end_window(uint64_t number, uint64_t address);
+    /// Of the last window that began; 0: none did.
+    uint64_t window() const { return window_; }
 
     /// Records appended since creation, events included: the position of the next one in this vCPU's stream.
     uint64_t position() const { return drained_ + (cursor_.index - base_); }
@@ -86,6 +88,7 @@ class DebugStore {
     uint64_t debugctl_ = 0;
     unsigned cpl_ = 0;
     uint64_t drained_ = 0;
+    uint64_t window_ = 0;
     std::optional<uint64_t> recorded_cr3_; // the last one appended
     std::optional<uint64_t> cr3_;          // the guest's
     uint64_t last_time_ = UINT64_MAX;      // of the last time event
