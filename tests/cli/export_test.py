@@ -1,0 +1,339 @@
+#!/usr/bin/env python3
+"""vtrace export: each format through the tool that it is for, and the same counts in all of them.
+
+  export_test.py VTRACE SAMPLE_TRACE [unittest arguments]
+
+Traces: the sample trace (a page of made-up code), a program with known calls, and a recorded boot where the cache has a
+kernel.
+"""
+
+import collections
+import json
+import os
+import pathlib
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+HERE = pathlib.Path(__file__).resolve().parent
+VTRACE, MAKE_SAMPLE = [pathlib.Path(argument).resolve() for argument in sys.argv[1:3]]
+CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "vtrace"
+SAMPLE_BRANCHES = 26
+MEMORY_LIMIT = 500 << 20  # bytes: an export stays below, whatever the trace
+TIMEOUT_S = 300
+
+GUEST_START = """
+.code32
+.globl _start
+_start: jmp main
+.align 4
+.long 0x1badb002, 0, -0x1badb002
+main: mov $stack, %esp
+call guest_main
+mov $5, %al
+out %al, $0xf4
+9: jmp 9b
+.lcomm stack_bottom, 16384
+.set stack, stack_bottom + 16384
+.section .note.GNU-stack,"",@progbits
+"""
+
+
+def need(tool):
+    if shutil.which(tool) is None:
+        raise unittest.SkipTest(f"{tool} is not installed")
+    return tool
+
+
+class ExportCase(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.temporary = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(cls.temporary.cleanup)
+        cls.work = pathlib.Path(cls.temporary.name)
+
+    def run_vtrace(self, *arguments, status=0):
+        done = subprocess.run([VTRACE, *arguments], cwd=self.work, capture_output=True, timeout=TIMEOUT_S, text=True)
+        self.assertEqual(done.returncode, status, done.stderr)
+        return done
+
+    def export(self, form, *arguments):
+        """What goes to standard output."""
+        return self.run_vtrace("export", form, *arguments).stdout
+
+    def dump(self, *arguments):
+        """The branches as `dump` tells them."""
+        return [json.loads(line) for line in self.run_vtrace("dump", "--format=json", *arguments).stdout.splitlines()]
+
+    def folded(self, *arguments):
+        """Stack (a tuple of names) -> weight. Two static functions of one name are two lines."""
+        stacks = collections.Counter()
+        for line in self.export("folded", *arguments).splitlines():
+            names, _, weight = line.rpartition(" ")
+            stacks[tuple(names.split(";"))] += int(weight)
+        return stacks
+
+    def callgrind(self, *arguments):
+        """(self branches by function, calls by pair of functions) out of callgrind's format."""
+        names, own, calls = {}, collections.Counter(), collections.Counter()
+
+        def name(text):
+            number, _, rest = text.partition(" ")
+            if rest:
+                names[number] = rest
+            return names[number]
+
+        function = callee = None
+        for line in self.export("callgrind", *arguments).splitlines():
+            key, _, value = line.partition("=")
+            if key == "fn":
+                function = name(value)
+            elif key == "cfn":
+                callee = name(value)
+            elif key == "calls":
+                calls[function, callee] += int(value.split()[0])
+            elif re.fullmatch(r"0 \d+ \d+", line):
+                if callee is None:
+                    own[function] += int(line.split()[1])
+                callee = None
+        return own, calls
+
+    def check_callgrind_annotate(self, trace, branches, *arguments):
+        """callgrind_annotate takes the file, says nothing against it, and finds as many branches."""
+        need("callgrind_annotate")
+        self.export("callgrind", trace, "-o", "callgrind.out", *arguments)
+        done = subprocess.run(["callgrind_annotate", "--threshold=100", "callgrind.out"], cwd=self.work,
+                              capture_output=True, timeout=TIMEOUT_S, text=True)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        total = re.search(r"^\s*([\d,]+)\s.*PROGRAM TOTALS", done.stdout, re.M)
+        self.assertEqual(int(total[1].replace(",", "")), branches)
+        return done.stdout
+
+
+class SampleTest(ExportCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        subprocess.run([MAKE_SAMPLE, cls.work / "sample.vtr"], check=True)
+
+    def test_jsonl_says_what_dump_says(self):
+        lines = [json.loads(line) for line in self.export("jsonl", "sample.vtr").splitlines()]
+        dumped = self.dump("sample.vtr")
+        self.assertEqual(len(lines), SAMPLE_BRANCHES)
+        for mine, theirs in zip(lines, dumped, strict=True):
+            for key, value in theirs.items():
+                self.assertEqual(mine[key], value, mine)
+        self.assertEqual(sum(line["privilege"] == "user" for line in lines), 7)
+
+    def test_jsonl_keeps_to_its_schema(self):
+        try:
+            import jsonschema
+        except ImportError:
+            self.skipTest("python3-jsonschema is not installed")
+        schema = json.loads((HERE.parents[1] / "docs" / "branch.schema.json").read_text())
+        jsonschema.Draft202012Validator.check_schema(schema)
+        validator = jsonschema.Draft202012Validator(schema)
+        good = self.export("jsonl", "sample.vtr").splitlines()
+        for line in good:
+            validator.validate(json.loads(line))
+        # The schema says no, too.
+        branch = json.loads(good[0])
+        for wrong in [{"from": 5}, {"kind": "leap"}, {"extra": 1}, {"kind": "interrupt"}]:
+            self.assertFalse(validator.is_valid(branch | wrong), wrong)
+
+    def test_ranges_add_up(self):
+        whole = self.export("jsonl", "sample.vtr", "--cpu", "0").splitlines()
+        parts = []
+        for first in range(0, 24, 5):
+            parts += self.export("jsonl", "sample.vtr", "--cpu", "0", "--from", str(first), "--to",
+                                 str(first + 5)).splitlines()
+        strip = [{k: v for k, v in json.loads(line).items() if k != "instructions"} for line in whole]
+        self.assertEqual([{k: v for k, v in json.loads(line).items() if k != "instructions"} for line in parts], strip)
+        for first, last in [(0, 7), (7, 24)]:
+            part = self.folded("sample.vtr", "--cpu", "0", "--from", str(first), "--to", str(last))
+            self.assertEqual(sum(part.values()), last - first)
+
+    def test_folded(self):
+        self.assertEqual(self.folded("sample.vtr", "--cpu", "0"), {
+            ("[boot]",): 1, ("[boot]", "start_kernel"): 2, ("[boot]", "start_kernel", "helper"): 4,
+            ("[user]",): 7, ("[user]", "entry_SYSCALL_64"): 4,
+            ("[user]", "entry_SYSCALL_64", "__x64_sys_getpid"): 2, ("[user]", "asm_exc_page_fault"): 1,
+            ("[user]", "asm_sysvec_apic_timer_interrupt"): 2, ("[user]", "asm_sysvec_apic_timer_interrupt", "helper"): 1,
+        })
+        instructions = self.folded("sample.vtr", "--cpu", "0", "--weight", "instructions")
+        # call, then 4 NOPs and a JNE three times, once more without the JNE being taken, and RET.
+        self.assertEqual(instructions["[boot]", "start_kernel", "helper"], 3 * 5 + 6)
+
+    def test_callgrind(self):
+        own, calls = self.callgrind("sample.vtr")
+        self.assertEqual(sum(own.values()), SAMPLE_BRANCHES)
+        self.assertEqual(calls["start_kernel", "helper"], 1)
+        self.assertEqual(calls["[user]", "entry_SYSCALL_64"], 2)
+        text = self.check_callgrind_annotate("sample.vtr", SAMPLE_BRANCHES)
+        self.assertRegex(text, r"helper \[vmlinux\]")
+
+    def test_bad_input(self):
+        for arguments, status in [(["folded", "no.vtr"], 1), (["nothing", "sample.vtr"], 2), ([], 2),
+                                  (["folded", "--symbols", "no.elf", "sample.vtr"], 1),
+                                  (["folded", "--symbols", "sample.vtr", "sample.vtr"], 1),
+                                  (["jsonl", "-o", "no/such/file", "sample.vtr"], 1)]:
+            done = self.run_vtrace("export", *arguments, status=status)
+            self.assertRegex(done.stderr, r"^vtrace: .*\n$")
+            self.assertEqual(done.stdout, "")
+
+    def test_full_disk(self):
+        with open("/dev/full", "wb") as full:
+            for form in ["jsonl", "folded", "callgrind"]:
+                done = subprocess.run([VTRACE, "export", form, "sample.vtr"], cwd=self.work, stdout=full,
+                                      stderr=subprocess.PIPE, timeout=TIMEOUT_S)
+                self.assertEqual(done.returncode, 1)
+                self.assertIn(b"No space left on device", done.stderr)
+
+
+class KnownTree:
+    """The calls of export_guest.c, made again."""
+
+    def __init__(self):
+        self.stacks = collections.Counter()  # calls by stack
+        self.path = ["_start"]
+        self.call(self.guest_main)
+
+    def call(self, function, *arguments):
+        self.path.append(function.__name__)
+        self.stacks[tuple(self.path)] += 1
+        try:
+            function(*arguments)
+        finally:
+            self.path.pop()
+
+    def leaf(self): pass
+    def set_jump(self): pass
+    def long_jump(self): raise InterruptedError
+    def caught(self): self.call(self.leaf)
+    def last(self): self.call(self.leaf)
+    def tail(self): self.call(self.last)
+
+    def fibonacci(self, n):
+        if n >= 2:
+            self.call(self.fibonacci, n - 1)
+            self.call(self.fibonacci, n - 2)
+
+    def deep(self, n):
+        if n == 0:
+            self.call(self.long_jump)
+        self.call(self.deep, n - 1)
+        self.call(self.leaf)
+
+    def guarded(self, n):
+        self.call(self.set_jump)
+        try:
+            self.call(self.deep, n)
+        except InterruptedError:
+            self.call(self.caught)
+
+    def guest_main(self):
+        self.call(self.fibonacci, 8)
+        self.call(self.guarded, 3)
+        self.call(self.guarded, 1)
+        self.call(self.tail)
+        self.call(self.leaf)
+
+
+class KnownTreeTest(ExportCase):
+    """Recursion, setjmp and longjmp, a tail call: the tree that comes out is the program's own."""
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        start, program = cls.work / "start.s", cls.work / "guest.elf"
+        start.write_text(GUEST_START)
+        subprocess.run(["gcc", "-m32", "-O1", "-ffreestanding", "-fno-pic", "-fno-stack-protector", "-nostdlib", "-static",
+                        "-fcf-protection=none", "-Wl,-N", "-Wl,--build-id=none", "-Wl,--no-warn-rwx-segments", "-Wl,-Ttext=0x100000", "-o", program, start,
+                        HERE / "export_guest.c"], check=True)
+        subprocess.run([VTRACE, "record", "--kernel", program, "--output", cls.work / "guest.vtr"],
+                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=TIMEOUT_S)
+
+    def test_stacks(self):
+        known = KnownTree()
+        stacks = self.folded("guest.vtr")
+        strip = lambda stack: tuple(name for name in stack if name not in ("main", "_start"))
+        # Every function here ends with a branch, so that every stack of the program has a weight.
+        self.assertTrue({strip(stack) for stack in stacks} - {()} == {strip(stack) for stack in known.stacks})
+        # leaf() is one branch, its return; fibonacci() of 0 or 1 is two at most.
+        leaves = collections.Counter({strip(stack): weight for stack, weight in stacks.items() if stack[-1] == "leaf"})
+        self.assertEqual(leaves, {strip(stack): count for stack, count in known.stacks.items() if stack[-1] == "leaf"})
+        self.assertEqual(sum(stacks.values()), len(self.dump("guest.vtr")))
+
+    def test_calls(self):
+        known = collections.Counter()
+        for stack, count in KnownTree().stacks.items():
+            known[stack[-2:]] += count
+        _, calls = self.callgrind("guest.vtr")
+        for pair, count in known.items():
+            if pair[0] != "_start":
+                self.assertEqual(calls[pair], count, pair)
+
+    def test_instructions_are_those_that_retired(self):
+        total = sum(self.folded("guest.vtr", "--weight", "instructions").values())
+        info = json.loads(self.run_vtrace("info", "--json", "guest.vtr").stdout)
+        retired = info["vcpus"][0]["retired"]
+        # The last instructions, after the last branch, are in no block.
+        self.assertLessEqual(total, retired)
+        self.assertLess(retired - total, 10)
+
+
+class BootTest(ExportCase):
+    """A recorded boot: 100 million branches."""
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        kernel, initrd = CACHE / "kernels/6.1-cloud/vmlinuz", CACHE / "initrds/boot/initrd.gz"
+        if not (kernel.exists() and initrd.exists()):
+            raise unittest.SkipTest("no guest in the cache: run tests/guests/fetch 6.1-cloud initrd-boot")
+        subprocess.run([VTRACE, "record", "--kernel", kernel, "--initrd", initrd, "--append",
+                        "console=ttyS0 quiet panic=-1", "--output", cls.work / "boot.vtr"], check=True,
+                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=TIMEOUT_S)
+        info = json.loads(subprocess.run([VTRACE, "info", "--json", cls.work / "boot.vtr"], check=True,
+                                         stdout=subprocess.PIPE).stdout)
+        cls.branches = info["branches"]
+        cls.retired = info["vcpus"][0]["retired"]
+
+    def test_stacks_of_a_whole_boot(self):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+        stacks = self.folded("boot.vtr")
+        self.assertEqual(sum(stacks.values()), self.branches)
+        # Whatever interrupts, switches and signals there were: each stack begins where a task can begin.
+        self.assertEqual({stack[0] for stack in stacks}, {"[boot]", "x86_64_start_kernel", "ret_from_fork", "[user]"})
+        after = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+        self.assertLess(max(after, before) << 10, MEMORY_LIMIT)
+
+    def test_instructions_of_a_whole_boot(self):
+        total = sum(self.folded("boot.vtr", "--weight", "instructions").values())
+        # The processor's own count, as of the last time event.
+        self.assertLess(abs(total - self.retired), self.retired // 10000)
+
+    def test_callgrind_of_a_part(self):
+        part = ["--from", "40000000", "--to", "41000000"]
+        self.check_callgrind_annotate("boot.vtr", 1000000, *part)
+        # Entries by call: as many as there are call records to the function.
+        _, calls = self.callgrind("boot.vtr", *part)
+        entries = collections.Counter()
+        for line in self.run_vtrace("dump", "--from", "40000000", "--to", "41000000", "boot.vtr").stdout.splitlines():
+            found = re.search(r" (?:indirect-)?call +\S+ -> (\S+)$", line)
+            if found and "+" not in found[1]:
+                entries[found[1]] += 1
+        by_callee = collections.Counter()
+        for (_, callee), count in calls.items():
+            by_callee[callee.split("@")[0]] += count
+        self.assertGreater(len(entries), 100)
+        short = {name: (count, by_callee[name]) for name, count in entries.items() if by_callee[name] < count}
+        self.assertEqual(short, {})
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], *sys.argv[3:]], verbosity=1)
