@@ -14,7 +14,7 @@
 namespace vtrace::cli {
 namespace {
 
-enum class Format { jsonl, folded, callgrind };
+enum class Format { jsonl, folded, callgrind, perf };
 
 struct Options {
     Format format = Format::folded;
@@ -53,6 +53,8 @@ Result<ExportNotes> export_as(const Options& options, const ExportSource& source
         return export_folded(source, options.weight, sink);
     case Format::callgrind:
         return export_callgrind(source, sink);
+    case Format::perf: // writes files of its own
+        break;
     }
     return fail("no such format");
 }
@@ -73,7 +75,10 @@ Result<ExitStatus> run(const Options& options) {
         program = SymbolTable(std::move(*read));
     }
     std::optional<Output> file;
-    if (!options.output.empty()) {
+    const bool own_files = options.format == Format::perf;
+    if (own_files && options.output.empty())
+        return fail("cannot export to standard output: this format is several files; name the first with --output");
+    if (!own_files && !options.output.empty()) {
         auto created = Output::create(options.output);
         if (!created)
             return Unexpected(std::move(created.error()));
@@ -88,7 +93,7 @@ Result<ExitStatus> run(const Options& options) {
                               options.selection.cpu,
                               options.selection.from.value_or(0),
                               options.selection.to.value_or(UINT64_MAX)};
-    auto notes = export_as(options, source, sink);
+    auto notes = own_files ? export_perf(source, options.output) : export_as(options, source, sink);
     if (!notes)
         return Unexpected(std::move(notes.error()));
     VTRACE_TRY(out.finish());
@@ -104,7 +109,7 @@ Result<ExitStatus> run(const Options& options) {
 Action define_export(CLI::App& app) {
     auto options = std::make_shared<Options>();
     const std::map<std::string, Format> formats = {
-        {"jsonl", Format::jsonl}, {"folded", Format::folded}, {"callgrind", Format::callgrind}};
+        {"jsonl", Format::jsonl}, {"folded", Format::folded}, {"callgrind", Format::callgrind}, {"perf", Format::perf}};
     app.add_option("format", options->format, "What to make")
         ->required()
         ->transform(CLI::CheckedTransformer(formats))
@@ -122,6 +127,7 @@ Action define_export(CLI::App& app) {
     app.footer("jsonl      one JSON object a branch; docs/branch.schema.json describes it\n"
                "folded     call stacks with their weights, for flamegraph.pl, inferno and speedscope\n"
                "callgrind  for KCachegrind and callgrind_annotate\n"
+               "perf       perf.data for perf script and perf report; the kernel's code goes to FILE.vmlinux (option -k)\n"
                "docs/exports.md says which tool answers what.");
     return [options] { return run(*options); };
 }

@@ -39,6 +39,7 @@ const StreamBranch* BranchStream::next() {
         ++kernel_epoch_;
 
     branch_.record = *record;
+    branch_.cr3 = cr3();
     branch_.space = cr3() & space_mask;
     if (branch_.event_time != cursor_.state().time) {
         branch_.event_time = cursor_.state().time;

@@ -20,7 +20,8 @@ struct StreamBranch {
     TraceRecord record;
     BranchInstruction instruction;
     Privilege from_privilege = Privilege::kernel, to_privilege = Privilege::kernel;
-    uint64_t space = 0; // address of the page table in use; 0: not known
+    uint64_t cr3 = 0;   // 0: not known
+    uint64_t space = 0; // its page table's address: CR3 without PCID and flags
     /// The code between is not in the trace: this is the first branch of the range or of a window, or some were lost.
     bool after_gap = false;
     /// First instruction executed since the branch before; the branch itself where `after_gap` or where the addresses

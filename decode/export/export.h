@@ -49,5 +49,9 @@ Result<ExportNotes> export_jsonl(const ExportSource& source, ExportSink& sink);
 Result<ExportNotes> export_folded(const ExportSource& source, StackWeight weight, ExportSink& sink);
 /// Callgrind's profile format, as callgrind_annotate and KCachegrind read it.
 Result<ExportNotes> export_callgrind(const ExportSource& source, ExportSink& sink);
+/// perf.data at `path`, with intel_bts AUX data, and beside it the code that perf looks at: path.vmlinux for the kernel's,
+/// path.PID for that under each page table. Code that changed in between is there as it was first executed.
+/// Errors: a file cannot be written.
+Result<ExportNotes> export_perf(const ExportSource& source, const std::string& path);
 
 } // namespace vtrace

@@ -114,6 +114,41 @@ class ExportCase(unittest.TestCase):
         return done.stdout
 
 
+    def check_perf(self, trace, *arguments):
+        """perf script prints the same branches as dump: addresses, symbols, and kinds as its flags tell them."""
+        need("perf")
+        self.run_vtrace("export", "perf", trace, "-o", "perf.data", *arguments)
+        done = subprocess.run(["perf", "script", "-i", "perf.data", "-k", "perf.data.vmlinux", "--itrace=b", "-F",
+                               "hw:ip,addr,sym,symoff,flags"], cwd=self.work, capture_output=True, timeout=TIMEOUT_S,
+                              text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        lines = [line for line in done.stdout.splitlines() if line.strip()]
+        dumped = self.dump(trace, *arguments)
+        self.assertEqual(len(lines), len(dumped))
+        self.assertGreater(len(lines), 0)
+        kinds = collections.Counter()
+        for line, branch in zip(lines, dumped):
+            found = re.fullmatch(r" *(\S.*?|) +([0-9a-f]+) (\S+) => +([0-9a-f]+) (\S+)", line)
+            self.assertTrue(found, line)
+            flags, start, start_name, end, end_name = found.groups()
+            self.assertEqual((int(start, 16), int(end, 16)), (int(branch["from"], 16), int(branch["to"], 16)))
+            for name, key in [(start_name, "from_symbol"), (end_name, "to_symbol")]:
+                self.assertEqual(re.sub(r"\+0x0$", "", name), branch.get(key, "[unknown]"), branch)
+            kind = branch["kind"]
+            kinds[kind] += 1
+            if kind in PERF_FLAGS:
+                self.assertEqual(flags, PERF_FLAGS[kind], branch)
+            elif kind in ("interrupt", "exception") and not branch["from"].startswith("0xffff"):
+                # perf sees that user code goes to the kernel; where a system call was to come next, it takes it for that.
+                self.assertIn(flags, ("hw int", "syscall"))
+        return kinds
+
+
+# What perf calls the kinds. Interrupts and exceptions out of the kernel it can't tell: an intel_bts record does not.
+PERF_FLAGS = {"conditional": "jcc", "jump": "jmp", "indirect jump": "jmp", "call": "call", "indirect call": "call",
+              "return": "return", "syscall": "syscall", "sysret": "sysret", "iret": "iret"}
+
+
 class SampleTest(ExportCase):
     @classmethod
     def setUpClass(cls):
@@ -176,10 +211,16 @@ class SampleTest(ExportCase):
         text = self.check_callgrind_annotate("sample.vtr", SAMPLE_BRANCHES)
         self.assertRegex(text, r"helper \[vmlinux\]")
 
+    def test_perf(self):
+        # Boot code below the kernel is user code to perf: what leaves it is an interrupt.
+        kinds = self.check_perf("sample.vtr", "--from", "1")
+        self.assertEqual(sum(kinds.values()), SAMPLE_BRANCHES - 2)
+
     def test_bad_input(self):
         for arguments, status in [(["folded", "no.vtr"], 1), (["nothing", "sample.vtr"], 2), ([], 2),
                                   (["folded", "--symbols", "no.elf", "sample.vtr"], 1),
                                   (["folded", "--symbols", "sample.vtr", "sample.vtr"], 1),
+                                  (["perf", "sample.vtr"], 1), (["perf", "-o", "no/such/file", "sample.vtr"], 1),
                                   (["jsonl", "-o", "no/such/file", "sample.vtr"], 1)]:
             done = self.run_vtrace("export", *arguments, status=status)
             self.assertRegex(done.stderr, r"^vtrace: .*\n$")
@@ -316,6 +357,12 @@ class BootTest(ExportCase):
         total = sum(self.folded("boot.vtr", "--weight", "instructions").values())
         # The processor's own count, as of the last time event.
         self.assertLess(abs(total - self.retired), self.retired // 10000)
+
+    def test_perf_of_kernel_and_user_code(self):
+        kinds = self.check_perf("boot.vtr", "--from", str(self.branches - 600000), "--to", str(self.branches - 500000))
+        for kind in ["conditional", "jump", "call", "return", "indirect call", "indirect jump", "syscall", "sysret",
+                     "iret", "exception"]:
+            self.assertGreater(kinds[kind], 0, kind)
 
     def test_callgrind_of_a_part(self):
         part = ["--from", "40000000", "--to", "41000000"]
