@@ -14,7 +14,7 @@
 namespace vtrace::cli {
 namespace {
 
-enum class Format { jsonl, folded, callgrind, perf };
+enum class Format { jsonl, folded, callgrind, perf, chrome, drcov, lcov, columns };
 
 struct Options {
     Format format = Format::folded;
@@ -53,6 +53,14 @@ Result<ExportNotes> export_as(const Options& options, const ExportSource& source
         return export_folded(source, options.weight, sink);
     case Format::callgrind:
         return export_callgrind(source, sink);
+    case Format::chrome:
+        return export_chrome(source, sink);
+    case Format::drcov:
+        return export_drcov(source, sink);
+    case Format::columns:
+        return export_columns(source, sink);
+    case Format::lcov:
+        return export_lcov(source, options.program, sink);
     case Format::perf: // writes files of its own
         break;
     }
@@ -60,6 +68,9 @@ Result<ExportNotes> export_as(const Options& options, const ExportSource& source
 }
 
 Result<ExitStatus> run(const Options& options) {
+    if (options.format == Format::lcov && options.program.empty())
+        return fail("cannot export lines of source code: name the ELF file with their debug information (vmlinux, or a "
+                    "program) by --symbols");
     auto reader = options.selection.open();
     if (!reader)
         return Unexpected(std::move(reader.error()));
@@ -68,7 +79,7 @@ Result<ExitStatus> run(const Options& options) {
         return Unexpected(std::move(list.error()));
     const SymbolTable symbols(std::move(*list));
     SymbolTable program;
-    if (!options.program.empty()) {
+    if (!options.program.empty() && options.format != Format::lcov) { // lcov reads the file itself
         auto read = program_symbols(options.program);
         if (!read)
             return Unexpected(std::move(read.error()));
@@ -109,7 +120,9 @@ Result<ExitStatus> run(const Options& options) {
 Action define_export(CLI::App& app) {
     auto options = std::make_shared<Options>();
     const std::map<std::string, Format> formats = {
-        {"jsonl", Format::jsonl}, {"folded", Format::folded}, {"callgrind", Format::callgrind}, {"perf", Format::perf}};
+        {"jsonl", Format::jsonl},   {"folded", Format::folded}, {"callgrind", Format::callgrind},
+        {"perf", Format::perf},     {"chrome", Format::chrome}, {"drcov", Format::drcov},
+        {"lcov", Format::lcov},     {"columns", Format::columns}};
     app.add_option("format", options->format, "What to make")
         ->required()
         ->transform(CLI::CheckedTransformer(formats))
@@ -121,13 +134,17 @@ Action define_export(CLI::App& app) {
         ->transform(CLI::CheckedTransformer(weights))
         ->type_name("WHAT");
     app.add_option("--symbols", options->program, "ELF file of a user program, linked to a fixed address, whose "
-                                                  "functions name user code")
+                                                  "functions name user code; lcov: of the code to show")
         ->type_name("ELF");
     app.add_option("-o,--output", options->output, "Write to this file, not to standard output")->type_name("FILE");
     app.footer("jsonl      one JSON object a branch; docs/branch.schema.json describes it\n"
                "folded     call stacks with their weights, for flamegraph.pl, inferno and speedscope\n"
                "callgrind  for KCachegrind and callgrind_annotate\n"
                "perf       perf.data for perf script and perf report; the kernel's code goes to FILE.vmlinux (option -k)\n"
+               "chrome     timeline of functions, interrupts and console, for ui.perfetto.dev\n"
+               "drcov      blocks executed, by module, for Lighthouse and the like\n"
+               "lcov       lines and functions executed of the ELF file that --symbols names, for genhtml\n"
+               "columns    CSV compressed by zstd, a row a branch, for DuckDB, Spark, pandas\n"
                "docs/exports.md says which tool answers what.");
     return [options] { return run(*options); };
 }

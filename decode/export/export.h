@@ -49,6 +49,14 @@ Result<ExportNotes> export_jsonl(const ExportSource& source, ExportSink& sink);
 Result<ExportNotes> export_folded(const ExportSource& source, StackWeight weight, ExportSink& sink);
 /// Callgrind's profile format, as callgrind_annotate and KCachegrind read it.
 Result<ExportNotes> export_callgrind(const ExportSource& source, ExportSink& sink);
+/// Chrome's trace events as JSON: a timeline of functions, interrupts and console lines for ui.perfetto.dev.
+Result<ExportNotes> export_chrome(const ExportSource& source, ExportSink& sink);
+/// drcov, version 2: blocks executed, with kernel, modules and user programs as modules.
+Result<ExportNotes> export_drcov(const ExportSource& source, ExportSink& sink);
+/// lcov's tracefile for genhtml: lines and functions of the ELF file `elf`, by its DWARF. Errors: as SourceLines::read().
+Result<ExportNotes> export_lcov(const ExportSource& source, const std::string& elf, ExportSink& sink);
+/// CSV in zstd, one row a branch: docs/exports.md has the columns.
+Result<ExportNotes> export_columns(const ExportSource& source, ExportSink& sink);
 /// perf.data at `path`, with intel_bts AUX data, and beside it the code that perf looks at: path.vmlinux for the kernel's,
 /// path.PID for that under each page table. Code that changed in between is there as it was first executed.
 /// Errors: a file cannot be written.

@@ -8,12 +8,14 @@ kernel.
 """
 
 import collections
+import csv
 import json
 import os
 import pathlib
 import re
 import resource
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -101,6 +103,52 @@ class ExportCase(unittest.TestCase):
                     own[function] += int(line.split()[1])
                 callee = None
         return own, calls
+
+    def columns(self, *arguments):
+        """Rows of the columnar form."""
+        need("zstd")
+        self.run_vtrace("export", "columns", "-o", "branches.csv.zst", *arguments)
+        text = subprocess.run(["zstd", "-dc", "branches.csv.zst"], cwd=self.work, check=True, stdout=subprocess.PIPE,
+                              timeout=TIMEOUT_S, text=True).stdout
+        return list(csv.DictReader(text.splitlines(), strict=True))
+
+    def drcov(self, *arguments):
+        """(modules, blocks): what a reader of drcov version 2 finds."""
+        self.run_vtrace("export", "drcov", "-o", "coverage.drcov", *arguments)
+        data = (self.work / "coverage.drcov").read_bytes()
+        head = re.match(rb"DRCOV VERSION: 2\nDRCOV FLAVOR: \S+\nModule Table: version 2, count (\d+)\n"
+                        rb"Columns: id, base, end, entry, path\n((?:.*\n)*?)BB Table: (\d+) bbs\n", data)
+        modules = []
+        for number, line in enumerate(head[2].decode().splitlines()):
+            index, base, end, entry, path = line.split(",", 4)
+            self.assertEqual(int(index), number)
+            modules.append((path.strip(), int(base, 16), int(end, 16)))
+        self.assertEqual(len(modules), int(head[1]))
+        table = data[head.end():]
+        self.assertEqual(len(table), int(head[3]) * 8)
+        blocks = []
+        for offset, size, module in struct.iter_unpack("<IHH", table):
+            path, base, end = modules[module]
+            self.assertLessEqual(base + offset + size, end)
+            blocks.append((path, base + offset, size))
+        self.assertEqual(len(blocks), len(set(blocks)))
+        return modules, blocks
+
+    def chrome(self, *arguments):
+        """The events, once they are found sound: slices nest, and time does not run backwards."""
+        events = json.loads(self.export("chrome", *arguments))["traceEvents"]
+        stacks, times = collections.defaultdict(list), collections.defaultdict(float)
+        for event in events:
+            if event["ph"] in "BE":
+                thread = event["tid"]
+                self.assertGreaterEqual(event["ts"], times[thread])
+                times[thread] = event["ts"]
+                if event["ph"] == "B":
+                    stacks[thread].append(event["name"])
+                else:
+                    stacks[thread].pop()
+        self.assertFalse(any(stacks.values()))
+        return events
 
     def check_callgrind_annotate(self, trace, branches, *arguments):
         """callgrind_annotate takes the file, says nothing against it, and finds as many branches."""
@@ -211,6 +259,42 @@ class SampleTest(ExportCase):
         text = self.check_callgrind_annotate("sample.vtr", SAMPLE_BRANCHES)
         self.assertRegex(text, r"helper \[vmlinux\]")
 
+    def test_columns_say_what_dump_says(self):
+        rows = self.columns("sample.vtr")
+        self.assertEqual(len(rows), SAMPLE_BRANCHES)
+        for row, branch in zip(rows, self.dump("sample.vtr"), strict=True):
+            self.assertEqual((int(row["cpu"]), int(row["number"])), (branch["cpu"], branch["number"]))
+            self.assertEqual((hex(int(row["from"])), hex(int(row["to"]))), (branch["from"], branch["to"]))
+            self.assertEqual(row["kind"], branch["kind"])
+            for end in ["from", "to"]:
+                name, offset = row[end + "_symbol"], row[end + "_offset"]
+                name += f"+{int(offset):#x}" if name and offset != "0" else ""
+                self.assertEqual(name, branch.get(end + "_symbol", ""))
+            for key in ["vector", "error_code"]:
+                self.assertEqual(row[key], str(branch.get(key, "")))
+
+    def test_drcov(self):
+        modules, blocks = self.drcov("sample.vtr")
+        self.assertEqual([module[0] for module in modules], ["[kernel]", "[user 0x3000000]", "vmlinux"])
+        kernel = 0xffffffff81000000
+        # The first block of each vCPU is the branch alone: what led there is not in the trace.
+        self.assertEqual({block for block in blocks if block[0] == "vmlinux"}, {("vmlinux", kernel + offset, size)
+                         for offset, size in [(0, 5), (5, 2), (0x100, 6), (0x100, 7), (0x104, 2), (0x200, 5), (0x205, 3),
+                                              (0x240, 1), (0x300, 2), (0x340, 2), (0x342, 2)]})
+        self.assertEqual({block[1:] for block in blocks if block[0] == "[user 0x3000000]"},
+                         {(0x401000, 2), (0x401002, 2), (0x500000, 1)})
+
+    def test_chrome(self):
+        events = self.chrome("sample.vtr")
+        begun = collections.Counter(event["name"] for event in events if event["ph"] == "B" and event["tid"] == 0)
+        self.assertEqual(begun["helper"], 2)
+        self.assertEqual(begun["__x64_sys_getpid"], 2)
+        vectors = {event["args"]["vector"]: event["ts"] for event in events if "vector" in event.get("args", {})}
+        self.assertEqual(set(vectors), {14, 0xec})
+        self.assertAlmostEqual(vectors[0xec], 1500.001)
+        self.assertEqual([event["name"] for event in events if event["ph"] == "i"],
+                         ["Linux version 6.1", "?[1;32mhello?[0m", "last line"])
+
     def test_perf(self):
         # Boot code below the kernel is user code to perf: what leaves it is an interrupt.
         kinds = self.check_perf("sample.vtr", "--from", "1")
@@ -220,7 +304,9 @@ class SampleTest(ExportCase):
         for arguments, status in [(["folded", "no.vtr"], 1), (["nothing", "sample.vtr"], 2), ([], 2),
                                   (["folded", "--symbols", "no.elf", "sample.vtr"], 1),
                                   (["folded", "--symbols", "sample.vtr", "sample.vtr"], 1),
-                                  (["perf", "sample.vtr"], 1), (["perf", "-o", "no/such/file", "sample.vtr"], 1),
+                                  (["perf", "sample.vtr"], 1), (["lcov", "sample.vtr"], 1),
+                                  (["lcov", "--symbols", "no.elf", "sample.vtr"], 1),
+                                  (["lcov", "--symbols", "sample.vtr", "sample.vtr"], 1), (["perf", "-o", "no/such/file", "sample.vtr"], 1),
                                   (["jsonl", "-o", "no/such/file", "sample.vtr"], 1)]:
             done = self.run_vtrace("export", *arguments, status=status)
             self.assertRegex(done.stderr, r"^vtrace: .*\n$")
@@ -228,7 +314,7 @@ class SampleTest(ExportCase):
 
     def test_full_disk(self):
         with open("/dev/full", "wb") as full:
-            for form in ["jsonl", "folded", "callgrind"]:
+            for form in ["jsonl", "folded", "callgrind", "chrome", "drcov", "columns"]:
                 done = subprocess.run([VTRACE, "export", form, "sample.vtr"], cwd=self.work, stdout=full,
                                       stderr=subprocess.PIPE, timeout=TIMEOUT_S)
                 self.assertEqual(done.returncode, 1)
@@ -292,7 +378,7 @@ class KnownTreeTest(ExportCase):
         super().setUpClass()
         start, program = cls.work / "start.s", cls.work / "guest.elf"
         start.write_text(GUEST_START)
-        subprocess.run(["gcc", "-m32", "-O1", "-ffreestanding", "-fno-pic", "-fno-stack-protector", "-nostdlib", "-static",
+        subprocess.run(["gcc", "-m32", "-g", "-O1", "-ffreestanding", "-fno-pic", "-fno-stack-protector", "-nostdlib", "-static",
                         "-fcf-protection=none", "-Wl,-N", "-Wl,--build-id=none", "-Wl,--no-warn-rwx-segments", "-Wl,-Ttext=0x100000", "-o", program, start,
                         HERE / "export_guest.c"], check=True)
         subprocess.run([VTRACE, "record", "--kernel", program, "--output", cls.work / "guest.vtr"],
@@ -317,6 +403,54 @@ class KnownTreeTest(ExportCase):
         for pair, count in known.items():
             if pair[0] != "_start":
                 self.assertEqual(calls[pair], count, pair)
+
+    def lines(self, text):
+        """(count by line, count by function) of export_guest.c out of an lcov tracefile."""
+        for record in text.split("end_of_record\n"):
+            if re.search(r"^SF:.*export_guest\.c$", record, re.M):
+                return ({int(line): int(count) for line, count in re.findall(r"^DA:(\d+),(\d+)$", record, re.M)},
+                        {name: int(count) for count, name in re.findall(r"^FNDA:(\d+),(\S+)$", record, re.M)})
+        self.fail("no record of export_guest.c")
+
+    def test_lcov(self):
+        lines, functions = self.lines(self.export("lcov", "--symbols", "guest.elf", "guest.vtr"))
+        known = collections.Counter()
+        for stack, count in KnownTree().stacks.items():
+            known[stack[-1]] += count
+        for name in ["fibonacci", "leaf", "caught", "deep", "guarded", "last", "tail", "guest_main"]:
+            self.assertEqual(functions[name], known[name], name)
+        source = (HERE / "export_guest.c").read_text().splitlines()
+        for text, count in [("void leaf(void)", known["leaf"]), ("if (n < 2)", 67), ("caught();", 2),
+                            ("return fibonacci(n - 1)", 33), ("deep(n - 1);", 4), ("long_jump(buffer);", 2)]:
+            number = next(i for i, line in enumerate(source, 1) if text in line and "__asm__" not in line and (
+                "deep(n - 1);" not in text or line.strip() == text) and (text != "caught();" or line.strip() == text))
+            self.assertEqual(lines[number], count, source[number - 1])
+        # Behind a longjmp: the rest of deep() never runs.
+        never = next(i for i, line in enumerate(source, 1) if line.strip() == "deep(n - 1);") + 1
+        self.assertEqual(lines[never], 0)
+
+    def test_genhtml_takes_it(self):
+        need("genhtml")
+        self.export("lcov", "--symbols", "guest.elf", "-o", "guest.info", "guest.vtr")
+        done = subprocess.run(["genhtml", "--quiet", "-o", "html", "guest.info"], cwd=self.work, capture_output=True,
+                              timeout=TIMEOUT_S, text=True)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        pages = list((self.work / "html").rglob("export_guest.c.gcov.html"))
+        self.assertEqual(len(pages), 1)
+        self.assertIn("return fibonacci(n - 1)", pages[0].read_text())
+
+    def test_slices_are_the_calls(self):
+        begun = collections.Counter(event["name"] for event in self.chrome("guest.vtr") if event["ph"] == "B")
+        for name in ["fibonacci", "leaf", "caught", "deep", "guarded", "last", "tail", "long_jump", "set_jump"]:
+            self.assertEqual(begun[name], sum(count for stack, count in KnownTree().stacks.items() if stack[-1] == name))
+
+    def test_counts_agree(self):
+        count = len(self.dump("guest.vtr"))
+        self.assertEqual(len(self.export("jsonl", "guest.vtr").splitlines()), count)
+        self.assertEqual(sum(self.folded("guest.vtr").values()), count)
+        self.assertEqual(sum(self.callgrind("guest.vtr")[0].values()), count)
+        self.assertEqual(len(self.columns("guest.vtr")), count)
+        self.check_callgrind_annotate("guest.vtr", count)
 
     def test_instructions_are_those_that_retired(self):
         total = sum(self.folded("guest.vtr", "--weight", "instructions").values())
@@ -363,6 +497,16 @@ class BootTest(ExportCase):
         for kind in ["conditional", "jump", "call", "return", "indirect call", "indirect jump", "syscall", "sysret",
                      "iret", "exception"]:
             self.assertGreater(kinds[kind], 0, kind)
+
+    def test_other_formats_of_a_part(self):
+        part = ["--from", "80000000", "--to", "80300000"]
+        rows = self.columns("boot.vtr", *part)
+        self.assertEqual(len(rows), 300000)
+        _, blocks = self.drcov("boot.vtr", *part)
+        ends = {int(row["from"]) for row in rows if row["kind"] not in ("interrupt", "exception")}
+        self.assertEqual(ends - {end for _, start, size in blocks for end in range(start, start + size)}, set())
+        events = self.chrome("boot.vtr", *part)
+        self.assertGreater(len(events), 10000)
 
     def test_callgrind_of_a_part(self):
         part = ["--from", "40000000", "--to", "41000000"]
