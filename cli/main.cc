@@ -18,6 +18,7 @@ constexpr Subcommand subcommands[] = {
     {"verify", "Execute a guest on both engines, and compare them after each instruction", define_verify},
     {"report", "Say where the guest went: functions, edges, interrupts, syscalls", define_report},
     {"dump", "Print branches, a line each", define_dump},
+    {"export", "Turn a trace into the files of other tools: flame graphs, callgrind, JSON lines ...", define_export},
     {"info", "Describe a trace file: what is in it, and what is missing", define_info},
     {"check", "Say what this host offers, and what vtrace will do with it", define_check},
 };

@@ -23,6 +23,7 @@ struct Subcommand {
 
 Action define_check(CLI::App& app);
 Action define_dump(CLI::App& app);
+Action define_export(CLI::App& app);
 Action define_info(CLI::App& app);
 Action define_record(CLI::App& app);
 Action define_report(CLI::App& app);

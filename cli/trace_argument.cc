@@ -6,12 +6,16 @@ void add_trace_path(CLI::App& app, std::string& path) {
     app.add_option("file", path, "The trace, as 'vtrace record' wrote it")->required()->type_name("FILE");
 }
 
-void TraceSelection::add_options(CLI::App& app) {
+void TraceSelection::add_range(CLI::App& app) {
     add_trace_path(app, path);
     app.add_option("--cpu", cpu, "Only this vCPU (from 0)")->type_name("N");
     app.add_option("--from", from, "Only from the branch of this number on, on each vCPU (from 0)")
         ->type_name("NUMBER");
     app.add_option("--to", to, "Only branches below this number, on each vCPU")->type_name("NUMBER");
+}
+
+void TraceSelection::add_options(CLI::App& app) {
+    add_range(app);
     auto* kernel = app.add_flag("--kernel-only", kernel_only, "Only branches of the kernel");
     auto* user = app.add_flag("--user-only", user_only, "Only branches of user space");
     kernel->excludes(user);

@@ -20,7 +20,9 @@ struct TraceSelection {
     std::optional<uint64_t> from, to; // branch numbers, [from, to)
     bool kernel_only = false, user_only = false;
 
-    /// Adds FILE, --cpu, --from, --to, --kernel-only and --user-only.
+    /// Adds FILE, --cpu, --from and --to.
+    void add_range(CLI::App& app);
+    /// Adds those, --kernel-only and --user-only.
     void add_options(CLI::App& app);
     PrivilegeFilter filter() const;
     /// Opens the file. Errors: as TraceReader::open(); a --cpu that the trace does not have; --from above --to.
