@@ -10,7 +10,6 @@
 #include "decode/branch_line.h"
 #include "decode/privilege.h"
 #include "decode/symbols.h"
-#include "decode/trace_windows.h"
 
 namespace vtrace::cli {
 namespace {
@@ -19,7 +18,7 @@ enum class Format { text, json, raw };
 
 struct Options {
     TraceSelection selection;
-    std::optional<uint64_t> count, last, window;
+    std::optional<uint64_t> count, last;
     bool events = false;
     Format format = Format::text;
     std::string symbol;
@@ -80,18 +79,27 @@ class PrivilegeTracker {
 class Dump {
   public:
     Dump(const Options& options, const TraceReader& reader, const SymbolTable& symbols,
-         std::vector<TraceWindow> windows, Output& out)
+         std::vector<std::pair<uint64_t, uint64_t>> windows, Output& out)
         : options_(options), reader_(reader), windows_(std::move(windows)), out_(out), describer_(reader, symbols) {}
 
     void filter_by(FunctionFilter filter) { functions_ = std::move(filter); }
 
     void run(unsigned vcpu) {
         auto [first, last] = range(vcpu);
-        RecordCursor cursor = reader_.records(vcpu, first, last, true);
+        // Behind the last branch of all, or of the window, the window's end comes; of other events there, none is shown.
+        const bool with_end =
+            last == reader_.info().vcpus[vcpu].end_number || (!windows_.empty() && last == windows_[vcpu].second);
+        RecordCursor cursor = reader_.records(vcpu, first, last + with_end, true);
         PrivilegeTracker privileges(reader_, vcpu);
         PrivilegeFilter filter = options_.selection.filter();
         while (const TraceRecord* record = out_.closed() || left_ == 0 ? nullptr : cursor.next()) {
+            if (record->is_window() && !windows_.empty() && record->to != *options_.selection.window)
+                continue;
+            if (!record->is_branch() && !record->is_window() && record->number >= last)
+                continue;
             if (record->is_branch()) {
+                if (record->number >= last)
+                    break; // of the next window
                 if (filter != PrivilegeFilter::all) {
                     if (!passes(filter, privileges.of(*record)))
                         continue;
@@ -116,12 +124,9 @@ class Dump {
     std::pair<uint64_t, uint64_t> range(unsigned vcpu) const {
         uint64_t end = std::min(reader_.info().vcpus[vcpu].end_number, options_.selection.to.value_or(UINT64_MAX));
         uint64_t first = options_.selection.from.value_or(0);
-        if (options_.window) {
-            const auto found = std::find_if(windows_.begin(), windows_.end(), [&](const TraceWindow& window) {
-                return window.vcpu == vcpu && window.number == *options_.window;
-            });
-            first = found == windows_.end() ? end : std::max(first, found->first);
-            end = found == windows_.end() ? end : std::min(end, found->last);
+        if (!windows_.empty()) {
+            first = std::max(first, windows_[vcpu].first);
+            end = std::min(end, windows_[vcpu].second);
         }
         if (options_.last)
             first = std::max(first, end - std::min(end, *options_.last));
@@ -151,7 +156,7 @@ class Dump {
 
     const Options& options_;
     const TraceReader& reader_;
-    const std::vector<TraceWindow> windows_;
+    const std::vector<std::pair<uint64_t, uint64_t>> windows_; // branches of --window, by vCPU
     Output& out_;
     BranchDescriber describer_;
     std::optional<FunctionFilter> functions_;
@@ -187,18 +192,10 @@ Result<ExitStatus> run(const Options& options) {
     Output standard;
     Output& out = file ? *file : standard;
 
-    std::vector<TraceWindow> windows;
-    if (options.window) {
-        auto found = find_windows(*reader);
-        if (!found)
-            return Unexpected(std::move(found.error()));
-        windows = std::move(*found);
-        const uint64_t count = windows.empty() ? 0 : windows.back().number;
-        if (*options.window == 0 || *options.window > count)
-            return fail("'{}' has no window {}: {}", options.selection.path, *options.window,
-                        count ? fmt::format("it has {}, counted from 1", count) : "all of the run was recorded");
-    }
-    Dump dump(options, *reader, symbols, std::move(windows), out);
+    auto windows = options.selection.window_ranges(*reader);
+    if (!windows)
+        return Unexpected(std::move(windows.error()));
+    Dump dump(options, *reader, symbols, std::move(*windows), out);
     if (filter)
         dump.filter_by(std::move(*filter));
     unsigned first = options.selection.cpu.value_or(0);
@@ -222,7 +219,6 @@ Action define_dump(CLI::App& app) {
     count->type_name("N");
     auto* last = app.add_option("--last", options->last, "Only the last N branches of each vCPU, before --to if given");
     last->type_name("N")->excludes(count);
-    app.add_option("--window", options->window, "Only this window of the recording (from 1)")->type_name("N");
     app.add_flag("--events", options->events, "Also print time and CR3 events");
     app.add_option("--symbol", options->symbol, "Only branches from or to this function")->type_name("NAME");
     const std::map<std::string, Format> formats = {

@@ -46,6 +46,10 @@ void print_head(Output& out, const std::string& path, const Report& report) {
             out.print(", {:.1f} a branch", static_cast<double>(time.retired) / static_cast<double>(time.branches));
         out.write("\n");
     }
+    if (report.windows)
+        out.print("Recorded in {}\n", plural(report.windows, "window"));
+    if (report.dropped)
+        out.print("{} before these were not kept\n", report.dropped == 1 ? "1 branch" : grouped(report.dropped) + " branches");
     out.print("Outcome: {}\n", outcome_text(report.outcome));
     for (const std::string& warning : report.warnings)
         out.print("Warning: {}\n", printable(warning));
@@ -161,6 +165,8 @@ Json to_json(const std::string& path, const Report& report) {
                  {"branches", report.branches},
                  {"kernel", report.kernel},
                  {"user", report.user},
+                 {"windows", report.windows},
+                 {"dropped", report.dropped},
                  {"symbols", report.symbols},
                  {"functions_executed", report.functions_seen},
                  {"edges_taken", report.edges_seen}};
@@ -213,9 +219,13 @@ Result<ExitStatus> run(const Options& options) {
     auto reader = options.selection.open();
     if (!reader)
         return Unexpected(std::move(reader.error()));
+    auto ranges = options.selection.window_ranges(*reader);
+    if (!ranges)
+        return Unexpected(std::move(ranges.error()));
     ReportOptions report_options;
     report_options.edges = {options.selection.cpu, options.selection.from.value_or(0),
-                            options.selection.to.value_or(UINT64_MAX), options.selection.filter(), 0};
+                            options.selection.to.value_or(UINT64_MAX), options.selection.filter(), 0,
+                            std::move(*ranges)};
     report_options.top = options.top;
     auto report = make_report(*reader, report_options);
     if (!report)

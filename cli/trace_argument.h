@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <CLI/CLI.hpp>
 
@@ -18,15 +20,18 @@ struct TraceSelection {
     std::string path;
     std::optional<unsigned> cpu;
     std::optional<uint64_t> from, to; // branch numbers, [from, to)
+    std::optional<uint64_t> window;
     bool kernel_only = false, user_only = false;
 
     /// Adds FILE, --cpu, --from and --to.
     void add_range(CLI::App& app);
-    /// Adds those, --kernel-only and --user-only.
+    /// Adds those, --window, --kernel-only and --user-only.
     void add_options(CLI::App& app);
     PrivilegeFilter filter() const;
     /// Opens the file. Errors: as TraceReader::open(); a --cpu that the trace does not have; --from above --to.
     Result<TraceReader> open() const;
+    /// The branches [first, last) of --window, by vCPU; empty without --window. Error: the trace has no such window.
+    Result<std::vector<std::pair<uint64_t, uint64_t>>> window_ranges(const TraceReader& reader) const;
 };
 
 /// Adds the positional FILE alone.

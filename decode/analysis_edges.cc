@@ -53,6 +53,9 @@ ChunkEdges count_chunk(const TraceReader& reader, const ChunkRecords& chunk, con
     std::vector<Cr3> cr3s = {{0, chunk.start.cr3.value_or(0)}};
     EdgeTable table(15);
     bool entered = false;
+    const auto [range_first, range_last] =
+        options.ranges.empty() ? std::pair(uint64_t{0}, UINT64_MAX) : options.ranges.at(chunk.vcpu);
+    const uint64_t first = std::max(options.first, range_first), last = std::min(options.last, range_last);
     uint64_t number = chunk.first_number;
     for (size_t i = 0; i < chunk.records.size(); ++i) {
         const ds::BtsRecord& record = chunk.records[i];
@@ -61,7 +64,7 @@ ChunkEdges count_chunk(const TraceReader& reader, const ChunkRecords& chunk, con
                 cr3s.push_back({i, record.from});
             continue;
         }
-        bool wanted = number >= options.first && number < options.last;
+        bool wanted = number >= first && number < last;
         ++number;
         uint32_t tag = static_cast<uint32_t>(ds::BtsFlags::kind(record.flags)) << kind_shift |
                        uint32_t{ds::BtsFlags::vector(record.flags)} << vector_shift;

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "decode/classify.h"
@@ -31,6 +32,8 @@ struct EdgeOptions {
     uint64_t last = UINT64_MAX;
     PrivilegeFilter filter = PrivilegeFilter::all; // by privilege of `from`
     unsigned threads = 0;                          // 0: one for each processor
+    /// By vCPU, of these only [first, last); empty: no further bound.
+    std::vector<std::pair<uint64_t, uint64_t>> ranges = {};
 };
 
 /// The edges, most taken first; ties ascending by (from, to). Deterministic, whatever the threads.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <tuple>
 #include <unordered_map>
 
@@ -99,8 +100,13 @@ std::vector<HandlerCount> count_handlers(const std::vector<FunctionCount>& funct
 void add_file_facts(const TraceReader& reader, const ReportOptions& options, Report& report) {
     const TraceInfo& info = reader.info();
     report.complete = info.complete;
+    std::set<uint64_t> windows;
+    for (const WindowBegin& begin : reader.window_begins())
+        windows.insert(begin.number);
+    report.windows = windows.size();
     for (unsigned vcpu = 0; vcpu < info.vcpus.size(); ++vcpu) {
         const StreamInfo& stream = info.vcpus[vcpu];
+        report.dropped += stream.dropped;
         report.time.push_back({vcpu, stream.branches, stream.first_time, stream.last_time, stream.last_retired});
     }
     if (auto outcome = reader.outcome())

@@ -75,6 +75,8 @@ struct Report {
 
     // Of the whole file, whatever the range.
     std::vector<VcpuTime> time;
+    size_t windows = 0; // that it has, or had before old branches were dropped; 0: a recording of all of the run
+    uint64_t dropped = 0; // branches recorded before those that are there, and not kept
     size_t symbols = 0;
     bool complete = false;
     std::optional<nlohmann::json> outcome;

@@ -111,6 +111,17 @@ class Cli(unittest.TestCase):
         for part in ["Branches: 26", "Outcome: guest-exit 3", "Symbols: 11", "memory = 268435456", "all checksums"]:
             self.assertIn(part, text)
 
+    def test_files_of_earlier_versions_are_read(self):
+        # The sample as the first version of the format had it.
+        old = str(GOLDEN / "version-1.vtr")
+        self.assertEqual(json.loads(self.text("info", "--verify", "--json", old))["version"], 1)
+        for command in (["dump", "--events"], ["dump", "--format=json", "--events"]):
+            self.assertEqual(self.text(*command, old), self.text(*command, "sample.vtr"))
+        reports = [json.loads(self.text("report", "--json", path)) for path in (old, "sample.vtr")]
+        for report in reports:
+            del report["file"]
+        self.assertEqual(*reports)
+
     def test_damage_is_told(self):
         data = bytearray((self.work / "sample.vtr").read_bytes())
         cut = self.work / "cut.vtr"

@@ -116,6 +116,8 @@ class RecordCase(unittest.TestCase):
         result = []
         for line in self.vtrace("dump", "--format=json", *arguments, path).stdout.splitlines():
             branch = json.loads(line)
+            if "event" in branch:
+                continue
             detail = tuple(branch[key] for key in ("vector", "error_code") if key in branch)
             result.append((int(branch["from"], 16), int(branch["to"], 16), branch["kind"], *detail))
         return result
@@ -374,6 +376,141 @@ NOISE = """
 2:  dec %ecx
     jnz 1b
 """ + POWER_OFF
+
+
+def mark(value):
+    """Sets a marker."""
+    return f"mov ${value}, %eax; mov $0x5654, %edx; out %eax, %dx;"
+
+
+class Parts(RecordCase):
+    """Windows, and the last branches."""
+
+    WINDOWS = (f"jmp 1f; 1: {mark(1)} first: mov $5, %ecx; in_first: loop in_first; {mark(2)} mov $50, %ecx; 1: loop 1b;"
+               f"{mark(1)} second: mov $8, %ecx; in_second: loop in_second; {mark(2)} 1: jmp 2f; 2:" + EXIT)
+
+    def test_windows(self):
+        done = self.record_flat(self.WINDOWS, "--accel", "soft", "--from", "marker:1", "--to", "marker:2", "--times", "2",
+                                status=GUEST_EXIT + 5)
+        info = self.info()
+        self.assertTrue(info["complete"])
+        self.assertEqual([(w["number"], w["first"], w["last"]) for w in info["windows"]], [(1, 0, 4), (2, 4, 11)])
+        for window, name in zip(info["windows"], ["first", "second"]):
+            self.assertEqual(int(window["begin"], 16), done.symbols[name])
+            self.assertGreater(int(window["end"], 16), done.symbols["in_" + name])
+            self.assertLess(window["begin_ns"], window["end_ns"])
+        loops = [(done.symbols["in_" + name],) * 2 for name in ["first"] * 4 + ["second"] * 7]
+
+        def dump(*arguments):
+            lines = self.vtrace("dump", "--format=json", *arguments, "out.vtr").stdout.splitlines()
+            records = [json.loads(line) for line in lines]
+            return [(r["event"], r["window"], r["at"]) if "event" in r else (int(r["from"], 16), int(r["to"], 16))
+                    for r in records]
+
+        first, second = [[("window_begin", w["number"], w["begin"]), *loops[w["first"]:w["last"]],
+                          ("window_end", w["number"], w["end"])] for w in info["windows"]]
+        self.assertEqual(dump(), first + second)
+        self.assertEqual(dump("--window", "1"), first)
+        self.assertEqual(dump("--window", "2"), second)
+        self.assertEqual(dump("--window", "1", "-n", "2"), first[:3])
+        self.assertEqual(dump("--window", "2", "--from", "10"), second[7:])
+        for arguments, branches in [((), 11), (("--window", "1"), 4), (("--window", "2"), 7),
+                                    (("--window", "2", "--from", "9"), 2)]:
+            report = json.loads(self.vtrace("report", "--json", *arguments, "out.vtr").stdout)
+            self.assertEqual((report["branches"], report["windows"]), (branches, 2))
+            self.assertEqual(list(report["kinds"]), ["conditional"])
+        self.assertIn("Recorded in 2 windows", self.vtrace("report", "out.vtr").stdout)
+        self.assertRegex(self.vtrace("info", "out.vtr").stdout, r"(?m)^Window 2, cpu 0: 7 branches from number 4 on, ")
+        self.assertIn("has no window 3: it has 1 to 2", self.error("report", "--window", "3", "out.vtr"))
+        self.record_flat(self.WINDOWS, status=GUEST_EXIT + 5)
+        self.assertEqual((self.info()["windows"], self.info()["version"]), ([], 1))
+        self.assertIn("all of the run was recorded", self.error("dump", "--window", "1", "out.vtr"))
+
+    def test_code_that_changed_between_windows(self):
+        # The same place holds a call, then a jump; the second is written while nobody records.
+        source = (f"mov $place, %rbx; {mark(1)} place: call 1f; 1: {mark(2)}"
+                  f"cmpb $0xe9, (%rbx); je 2f; movb $0xe9, (%rbx); push $place; sub $0, %rax; {mark(1)} jmp place; 2:" + EXIT)
+        self.record_flat("mov $0x80000, %rsp;" + source, "--accel", "soft", "--from", "marker:1", "--to", "marker:2",
+                         "--times", "2", status=GUEST_EXIT + 5)
+        kinds = [branch[2] for branch in self.branches()]
+        self.assertEqual(kinds, ["call", "jump", "jump"])
+
+    KEPT, MOST = 300_000, 300_000 + 128 * 1024
+
+    def kept(self, path="last.vtr", whole="whole.vtr"):
+        """Of a recording with --keep-last: how many branches were dropped. They are those of the whole one."""
+        info = json.loads(self.vtrace("info", "--json", "--verify", path).stdout)
+        self.assertTrue(info["complete"])
+        cpu = info["vcpus"][0]
+        self.assertEqual(cpu["dropped"] + cpu["branches"], cpu["end_number"])
+        self.assertTrue(self.KEPT <= cpu["branches"] < self.MOST, cpu)
+        for first in (cpu["dropped"], cpu["end_number"] - 1000):
+            part = ["--from", str(first), "--to", str(first + 1000)]
+            self.assertEqual(self.branches(*part, path=path), self.branches(*part, path=whole))
+        report = json.loads(self.vtrace("report", "--json", path).stdout)
+        self.assertEqual((report["branches"], report["dropped"]), (cpu["branches"], cpu["dropped"]))
+        self.assertNotIn("unknown", report["kinds"])
+        return cpu["dropped"]
+
+    def test_last_branches(self):
+        kernel, _ = self.guests.flat(NOISE)
+        flat = ["--flat", "64", "-m", "16M"]
+        self.record(kernel, *flat, output="whole.vtr")
+        self.record(kernel, *flat, "--keep-last", "300k", output="last.vtr")
+        whole, last = self.info("whole.vtr"), self.info("last.vtr")
+        self.assertEqual(last["vcpus"][0]["end_number"], whole["branches"])
+        self.assertEqual(self.kept(), whole["branches"] - last["branches"])
+        self.assertLess(last["bytes"], whole["bytes"] / 5)
+        self.assertIn(f"the first one has number {last['vcpus'][0]['dropped']}", self.vtrace("info", "last.vtr").stdout)
+        first = (self.work / "last.vtr").read_bytes()
+        self.record(kernel, *flat, "--keep-last", "300k", output="last.vtr")
+        self.assertEqual((self.work / "last.vtr").read_bytes(), first)
+        # More than there is: all of it.
+        self.record(kernel, *flat, "--keep-last", "1G", output="all.vtr")
+        self.assertEqual((self.info("all.vtr")["branches"], self.info("all.vtr")["vcpus"][0]["dropped"]),
+                         (whole["branches"], 0))
+
+    def test_last_branches_before_a_crash(self):
+        kernel, symbols = self.guests.flat("mov $3000000, %ecx; 1: loop 1b; jmp crash; nop; crash: ud2")
+        done = self.record(kernel, "--flat", "64", "-m", "16M", "--keep-last", "1000", status=TRIPLE_FAULT)
+        self.assertIn("The last 32 branches:", done.stderr)
+        self.assertRegex(done.stderr, rf"(?m)^ +0 +2999999  [0-9a-f]+ -> {symbols['crash']:016x}  jump ")
+        self.assertGreater(self.info()["vcpus"][0]["dropped"], 2_000_000)
+
+    def test_last_branches_of_a_run_without_end(self):
+        kernel, _ = self.guests.flat(NOISE.replace("jnz 1b", "jmp 1b"))
+        arguments = [VTRACE, "record", "-k", kernel, "--flat", "64", "-m", "16M", "--keep-last", "300k", "-o", "endless.vtr"]
+        for number in (signal.SIGINT, signal.SIGKILL):
+            run = subprocess.Popen(arguments, cwd=self.work, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE)
+            end = time.monotonic() + TIMEOUT_S
+            path = self.work / "endless.vtr"
+            dropped = 0
+            while not dropped:
+                self.assertIsNone(run.poll(), "it ended too early")
+                self.assertLess(time.monotonic(), end)
+                time.sleep(0.05)
+                if path.exists() and path.stat().st_size > 32:
+                    dropped = self.info("endless.vtr")["vcpus"][0]["dropped"]
+            run.send_signal(number)
+            run.communicate(timeout=TIMEOUT_S)
+            info = self.info("endless.vtr")
+            self.assertGreaterEqual(info["branches"], self.KEPT)
+            self.assertEqual(info["complete"], number == signal.SIGINT)
+            if number == signal.SIGINT:
+                self.assertLess(info["branches"], self.MOST)
+                self.assertEqual(list(self.work.glob("endless.vtr.*")), [])
+            branches = self.branches("--last", "1000", path="endless.vtr")
+            self.assertEqual(len(branches), 1000)
+            self.assertEqual({branch[2] for branch in branches}, {"conditional", "jump"})
+            path.unlink()
+
+    def test_last_branches_need_a_file(self):
+        kernel, _ = self.guests.flat(EXIT)
+        flat = ["record", "-k", kernel, "--flat", "64", "-m", "16M", "-o"]
+        self.assertIn("'/dev/null': it is not a regular file", self.error(*flat, "/dev/null", "--keep-last", "5"))
+        for count in ("0", "-1", "x", "5Q"):
+            self.error(*flat, "out.vtr", "--keep-last", count, status=USAGE)
 
 
 class Damage(RecordCase):

@@ -172,6 +172,31 @@ TEST_CASE_METHOD(Fixture, "A change of CR3 is an event, also while the CPL is fi
     CHECK_FALSE(store->drain_due());
 }
 
+TEST_CASE_METHOD(Fixture, "A window begins and ends with records that tell where, the CR3 and the time") {
+    REQUIRE(store->set_debugctl(on));
+    CHECK_FALSE(store->set_cr3(0x1000));
+    store->drain(5, 6);
+    (void)take();
+    CHECK(store->window() == 0);
+    store->begin_window(1, 0x400000);
+    CHECK(store->window() == 1);
+    CHECK_FALSE(store->set_cr3(0x1000)); // the same as before the gap: told all the same
+    store->drain(5, 6);                  // and the same time
+    store->cursor().append(1, 2, 0);
+    store->end_window(1, 0x400100);
+    store->drain(7, 8);
+    CHECK(store->window() == 1);
+    const auto records = take();
+    REQUIRE(records.size() == 6);
+    CHECK(is(records[0], BtsKind::window_begin, 0x400000, 1));
+    CHECK(is(records[1], BtsKind::cr3, 0x1000, 0));
+    CHECK(is(records[2], BtsKind::time, 5, 6));
+    CHECK(is(records[4], BtsKind::window_end, 0x400100, 1));
+    CHECK(is(records[5], BtsKind::time, 7, 8));
+    CHECK(BtsFlags::is_event(records[0].flags));
+    CHECK(BtsFlags::is_event(records[4].flags));
+}
+
 TEST_CASE("An area has limits") {
     Doorbell bell;
     auto ring = Ring::create(256, bell);

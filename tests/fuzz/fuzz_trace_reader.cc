@@ -1,7 +1,7 @@
 // The trace reader on any bytes: it answers or refuses, and never crashes, hangs or takes memory without bound.
 //
 // The first byte chooses: the bytes behind it are a whole file, with all checksums made right (0: so that the fuzzer
-// gets behind them) or as they are (1), or a bare payload of one of the codecs (2 to 6). Checksums right: every chunk
+// gets behind them) or as they are (1), or a bare payload of one of the codecs (2 to 8). Checksums right: every chunk
 // header that lies where the one before ends.
 #include <cstdint>
 #include <cstdlib>
@@ -17,6 +17,7 @@
 #include "decode/codec_side.h"
 #include "decode/trace_file.h"
 #include "decode/trace_reader.h"
+#include "decode/trace_windows.h"
 
 namespace {
 
@@ -36,7 +37,7 @@ void make_checksums_right(std::vector<uint8_t>& file) {
     FileHeader head;
     std::memcpy(&head, file.data(), sizeof head);
     head.magic = file_magic;
-    head.version = 1;
+    head.version = 1 + head.version % 2;
     std::memcpy(file.data(), &head, sizeof head);
     seal_checksum(file, 0, &FileHeader::checksum);
     size_t at = sizeof(FileHeader);
@@ -74,6 +75,7 @@ void read_file(std::span<const uint8_t> bytes) {
     (void)reader->symbols();
     (void)reader->console();
     std::vector<uint8_t> code(16);
+    (void)find_windows(*reader);
     (void)reader->code_at(0, 50, 0x1000, 0xffffffff81000ff8, code);
     (void)reader->check();
 }
@@ -114,6 +116,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         break;
     case 6:
         (void)decode_symbols(rest, count);
+        break;
+    case 7:
+        (void)decode_windows(rest, count);
+        break;
+    case 8:
+        (void)decode_dropped(rest, count);
         break;
     }
     return 0;
