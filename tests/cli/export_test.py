@@ -305,7 +305,8 @@ class SampleTest(ExportCase):
                                   (["folded", "--symbols", "sample.vtr", "sample.vtr"], 1),
                                   (["perf", "sample.vtr"], 1), (["lcov", "sample.vtr"], 1),
                                   (["lcov", "--symbols", "no.elf", "sample.vtr"], 1),
-                                  (["lcov", "--symbols", "sample.vtr", "sample.vtr"], 1), (["perf", "-o", "no/such/file", "sample.vtr"], 1),
+                                  (["lcov", "--symbols", "sample.vtr", "sample.vtr"], 1),
+                                  (["perf", "-o", "no/such/file", "sample.vtr"], 1),
                                   (["jsonl", "-o", "no/such/file", "sample.vtr"], 1)]:
             done = self.run_vtrace("export", *arguments, status=status)
             self.assertRegex(done.stderr, r"^vtrace: .*\n$")
@@ -395,8 +396,9 @@ class KnownTreeTest(ExportCase):
         super().setUpClass()
         start, program = cls.work / "start.s", cls.work / "guest.elf"
         start.write_text(GUEST_START)
-        subprocess.run(["gcc", "-m32", "-g", "-O1", "-ffreestanding", "-fno-pic", "-fno-stack-protector", "-nostdlib", "-static",
-                        "-fcf-protection=none", "-Wl,-N", "-Wl,--build-id=none", "-Wl,--no-warn-rwx-segments", "-Wl,-Ttext=0x100000", "-o", program, start,
+        subprocess.run(["gcc", "-m32", "-g", "-O1", "-ffreestanding", "-fno-pic", "-fno-stack-protector",
+                        "-nostdlib", "-static", "-fcf-protection=none", "-Wl,-N", "-Wl,--build-id=none",
+                        "-Wl,--no-warn-rwx-segments", "-Wl,-Ttext=0x100000", "-o", program, start,
                         HERE / "export_guest.c"], check=True)
         subprocess.run([VTRACE, "record", "--kernel", program, "--output", cls.work / "guest.vtr"],
                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=TIMEOUT_S)
@@ -488,8 +490,8 @@ class UserProgramTest(ExportCase):
         subprocess.run(["gcc", "-O1", "-static", "-no-pie", "-fcf-protection=none", "-o", "init", HERE / "export_user.c"],
                        cwd=self.work, check=True)
         (self.work / "empty").write_bytes(b"")  # no busybox is needed
-        subprocess.run([sys.executable, HERE.parents[0] / "guests" / "initrd.py", "--busybox", "empty", "--init", "init", "--output",
-                        "initrd.gz"], cwd=self.work, check=True)
+        subprocess.run([sys.executable, HERE.parents[0] / "guests" / "initrd.py", "--busybox", "empty",
+                        "--init", "init", "--output", "initrd.gz"], cwd=self.work, check=True)
         self.run_vtrace("record", "--kernel", kernel, "--initrd", "initrd.gz", "--append", "console=ttyS0 quiet panic=-1",
                         "--output", "user.vtr")
         stacks = self.folded("--symbols", "init", "user.vtr")
