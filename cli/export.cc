@@ -119,10 +119,10 @@ Result<ExitStatus> run(const Options& options) {
 
 Action define_export(CLI::App& app) {
     auto options = std::make_shared<Options>();
-    const std::map<std::string, Format> formats = {
-        {"jsonl", Format::jsonl},   {"folded", Format::folded}, {"callgrind", Format::callgrind},
-        {"perf", Format::perf},     {"chrome", Format::chrome}, {"drcov", Format::drcov},
-        {"lcov", Format::lcov},     {"columns", Format::columns}};
+    const std::map<std::string, Format> formats = {{"jsonl", Format::jsonl},         {"folded", Format::folded},
+                                                   {"callgrind", Format::callgrind}, {"perf", Format::perf},
+                                                   {"chrome", Format::chrome},       {"drcov", Format::drcov},
+                                                   {"lcov", Format::lcov},           {"columns", Format::columns}};
     app.add_option("format", options->format, "What to make")
         ->required()
         ->transform(CLI::CheckedTransformer(formats))
@@ -133,19 +133,21 @@ Action define_export(CLI::App& app) {
     app.add_option("--weight", options->weight, "folded: count branches (default) or instructions")
         ->transform(CLI::CheckedTransformer(weights))
         ->type_name("WHAT");
-    app.add_option("--symbols", options->program, "ELF file of a user program, linked to a fixed address, whose "
-                                                  "functions name user code; lcov: of the code to show")
+    app.add_option("--symbols", options->program,
+                   "ELF file of a user program, linked to a fixed address, whose "
+                   "functions name user code; lcov: of the code to show")
         ->type_name("ELF");
     app.add_option("-o,--output", options->output, "Write to this file, not to standard output")->type_name("FILE");
-    app.footer("jsonl      one JSON object a branch; docs/branch.schema.json describes it\n"
-               "folded     call stacks with their weights, for flamegraph.pl, inferno and speedscope\n"
-               "callgrind  for KCachegrind and callgrind_annotate\n"
-               "perf       perf.data for perf script and perf report; the kernel's code goes to FILE.vmlinux (option -k)\n"
-               "chrome     timeline of functions, interrupts and console, for ui.perfetto.dev\n"
-               "drcov      blocks executed, by module, for Lighthouse and the like\n"
-               "lcov       lines and functions executed of the ELF file that --symbols names, for genhtml\n"
-               "columns    CSV compressed by zstd, a row a branch, for DuckDB, Spark, pandas\n"
-               "docs/exports.md says which tool answers what.");
+    app.footer(
+        "jsonl      one JSON object a branch; docs/branch.schema.json describes it\n"
+        "folded     call stacks with their weights, for flamegraph.pl, inferno and speedscope\n"
+        "callgrind  for KCachegrind and callgrind_annotate\n"
+        "perf       perf.data for perf script and perf report; the kernel's code goes to FILE.vmlinux (option -k)\n"
+        "chrome     timeline of functions, interrupts and console, for ui.perfetto.dev\n"
+        "drcov      blocks executed, by module, for Lighthouse and the like\n"
+        "lcov       lines and functions executed of the ELF file that --symbols names, for genhtml\n"
+        "columns    CSV compressed by zstd, a row a branch, for DuckDB, Spark, pandas\n"
+        "docs/exports.md says which tool answers what.");
     return [options] { return run(*options); };
 }
 

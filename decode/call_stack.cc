@@ -38,8 +38,8 @@ void CallStack::push(FunctionId function, const CodeRange& range, Entry entry, P
         guess_.reset();
         ++overflows_;
     }
-    frames_.push_back({return_address, space_, range.start, range.end, next_serial_++, function, entry, privilege,
-                       from_user, true});
+    frames_.push_back(
+        {return_address, space_, range.start, range.end, next_serial_++, function, entry, privilege, from_user, true});
 }
 
 void CallStack::pop_to(size_t size) {
@@ -284,7 +284,8 @@ void CallStack::leave_context(const StreamBranch& branch) {
     pop_to(first);
     if (expected)
         return;
-    // Linux emulates a call whose first byte is a breakpoint while it patches it; else it is an exception table's fixup.
+    // Linux emulates a call whose first byte is a breakpoint while it patches it; else it is an exception table's
+    // fixup.
     if (const CodeRange range = names_.at(to, branch.to_privilege);
         left.entry == Entry::exception && range.named() && to == range.start)
         push(range.id, range, Entry::call, branch.to_privilege, left.return_address - 1 + near_call_length);

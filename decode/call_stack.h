@@ -16,9 +16,9 @@
 //             a `signal` frame, popped when the kernel returns to what was interrupted. To another page table: a new
 //             program (execve).
 //   switch    Linux's __switch_to ends on another task's stack. The stack left is put aside, and the latest one that
-//             expects this return address, if possible under the page table in use, comes back; should a later return belie the
-//             choice, it is made again among those whose addresses fit all returns since. A task never seen starts
-//             with an empty stack. Any other switch of stacks goes by its first return address alone.
+//             expects this return address, if possible under the page table in use, comes back; should a later return
+//             belie the choice, it is made again among those whose addresses fit all returns since. A task never seen
+//             starts with an empty stack. Any other switch of stacks goes by its first return address alone.
 // Where the code between two branches is missing (a window ends, a damaged chunk) all stacks are forgotten.
 //
 // Known limits: stacks are one vCPU's, so that a task that migrates is met as a new one. Without symbols a tail call is
@@ -43,8 +43,8 @@ class CallStack {
     /// How a frame came to be.
     enum class Entry : uint8_t { base, call, tail, internal, signal, syscall, interrupt, exception };
     struct Frame {
-        uint64_t return_address = 0; // where its caller goes on; 0: not known
-        uint64_t space = 0;          // page table when it was entered
+        uint64_t return_address = 0;             // where its caller goes on; 0: not known
+        uint64_t space = 0;                      // page table when it was entered
         uint64_t range_start = 0, range_end = 0; // as CodeRange
         uint32_t serial = 0;                     // different for each frame
         FunctionId function = 0;
@@ -87,10 +87,10 @@ class CallStack {
         uint64_t space = 0;
     };
     struct Candidate {
-        size_t index;        // into suspended_
-        size_t left;         // frames that would be left of it
+        size_t index; // into suspended_
+        size_t left;  // frames that would be left of it
         unsigned likelihood;
-        bool alone;          // no other fits
+        bool alone; // no other fits
     };
     /// A choice among suspended stacks that could be wrong.
     struct Guess {
@@ -108,7 +108,7 @@ class CallStack {
     void pop_to(size_t size);
     void restart(const CodeRange& range, Privilege privilege);
     void set_stack(std::vector<Frame> frames);
-    size_t context() const;     // index of the frame that begins the latest context; 0: none
+    size_t context() const; // index of the frame that begins the latest context; 0: none
     size_t user_entry() const;
     size_t chain_start() const; // index of the frame whose tail calls are on top
     std::optional<size_t> find_in_context(FunctionId function) const;

@@ -57,8 +57,8 @@ std::string CodeNames::name(FunctionId id) const {
 std::string CodeNames::module(FunctionId id) const {
     if (const Function* known = function(id))
         return id >= first_user() ? "[program]" : known->module.empty() ? "vmlinux" : known->module;
-    const bool user = id >= first_entry() ? entries_[id - first_entry()].privilege == Privilege::user
-                                          : id == nameless_user;
+    const bool user =
+        id >= first_entry() ? entries_[id - first_entry()].privilege == Privilege::user : id == nameless_user;
     return user ? "[user]" : "[kernel]";
 }
 

@@ -53,9 +53,10 @@ std::vector<CodeBlock> count_blocks(const ExportSource& source, ExportNotes& not
         }
     }
     if (left_out)
-        notes.push_back(fmt::format("more than {} different blocks of code: {} runs of others were left out; --from and "
-                                    "--to select a part",
-                                    max_blocks, left_out));
+        notes.push_back(
+            fmt::format("more than {} different blocks of code: {} runs of others were left out; --from and "
+                        "--to select a part",
+                        max_blocks, left_out));
     std::vector<CodeBlock> blocks;
     blocks.reserve(counts.size());
     for (const auto& [key, count] : counts)

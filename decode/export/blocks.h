@@ -10,7 +10,7 @@ namespace vtrace {
 
 /// Code from where a branch led to up to and with the next branch.
 struct CodeBlock {
-    uint64_t space = 0; // page table, for user code; 0: the kernel's
+    uint64_t space = 0;          // page table, for user code; 0: the kernel's
     uint64_t start = 0, end = 0; // [start, end)
     Privilege privilege = Privilege::kernel;
     uint64_t count = 0;

@@ -1,8 +1,8 @@
 // Chrome's trace event format, JSON: what ui.perfetto.dev, chrome://tracing and speedscope draw as a timeline.
 //
-// Each vCPU is a thread; each frame of its call stack a slice, from the branch that enters it to the one that leaves it.
-// A task that goes away ends its slices, and begins them again when it comes back. Between two time events of the trace
-// an instruction counts as a nanosecond, which is exact for the software engine.
+// Each vCPU is a thread; each frame of its call stack a slice, from the branch that enters it to the one that leaves
+// it. A task that goes away ends its slices, and begins them again when it comes back. Between two time events of the
+// trace an instruction counts as a nanosecond, which is exact for the software engine.
 #include <algorithm>
 
 #include <nlohmann/json.hpp>
@@ -74,8 +74,8 @@ class ChromeExport {
     }
 
     void add_vcpu(unsigned vcpu) {
-        event(fmt::format(R"({{"ph":"M","pid":{},"tid":{},"name":"thread_name","args":{{"name":"vCPU {}"}}}})", guest_pid,
-                          vcpu, vcpu));
+        event(fmt::format(R"({{"ph":"M","pid":{},"tid":{},"name":"thread_name","args":{{"name":"vCPU {}"}}}})",
+                          guest_pid, vcpu, vcpu));
         BranchStream stream(source_.reader, vcpu, source_.first, source_.last);
         CallStack stack(names_);
         shown_.clear();
@@ -132,8 +132,8 @@ class ChromeExport {
             while (!line.empty() && line.back() == '\r')
                 line.pop_back();
             if (!line.empty() && begin >= first_time_ && begin <= last_time_)
-                event(fmt::format(R"({{"ph":"i","s":"g","pid":{},"tid":0,"ts":{},"cat":"console","name":{}}})", guest_pid,
-                                  stamp(begin), quoted(printable(line))));
+                event(fmt::format(R"({{"ph":"i","s":"g","pid":{},"tid":0,"ts":{},"cat":"console","name":{}}})",
+                                  guest_pid, stamp(begin), quoted(printable(line))));
             line.clear();
         };
         for (const ConsolePiece& piece : *pieces)

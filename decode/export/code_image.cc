@@ -71,13 +71,24 @@ Result<> CodeImage::write(const std::string& path, std::vector<Section>& section
     for (Section& section : sections) {
         section.offset = offset;
         const std::string name = headers.size() == 1 ? ".text" : fmt::format(".text.{}", headers.size() - 1);
-        headers.push_back({.sh_name = section_names.add(name), .sh_type = SHT_PROGBITS,
-                           .sh_flags = SHF_ALLOC | SHF_EXECINSTR, .sh_addr = section.start, .sh_offset = offset,
-                           .sh_size = section.size, .sh_link = 0, .sh_info = 0, .sh_addralign = page_bytes,
+        headers.push_back({.sh_name = section_names.add(name),
+                           .sh_type = SHT_PROGBITS,
+                           .sh_flags = SHF_ALLOC | SHF_EXECINSTR,
+                           .sh_addr = section.start,
+                           .sh_offset = offset,
+                           .sh_size = section.size,
+                           .sh_link = 0,
+                           .sh_info = 0,
+                           .sh_addralign = page_bytes,
                            .sh_entsize = 0});
         if (with_segments)
-            segments.push_back({.p_type = PT_LOAD, .p_flags = PF_R | PF_X, .p_offset = offset, .p_vaddr = section.start,
-                                .p_paddr = section.start, .p_filesz = section.size, .p_memsz = section.size,
+            segments.push_back({.p_type = PT_LOAD,
+                                .p_flags = PF_R | PF_X,
+                                .p_offset = offset,
+                                .p_vaddr = section.start,
+                                .p_paddr = section.start,
+                                .p_filesz = section.size,
+                                .p_memsz = section.size,
                                 .p_align = page_bytes});
         auto page = pages_.lower_bound(section.start);
         for (; page != pages_.end() && page->first - section.start < section.size; ++page) {
@@ -88,13 +99,17 @@ Result<> CodeImage::write(const std::string& path, std::vector<Section>& section
     }
     std::string table(sizeof(Elf64_Sym), '\0');
     for (const Symbol& symbol : symbols) {
-        const auto after = std::upper_bound(sections.begin(), sections.end(), symbol.address,
-                                            [](uint64_t value, const Section& section) { return value < section.start; });
+        const auto after =
+            std::upper_bound(sections.begin(), sections.end(), symbol.address,
+                             [](uint64_t value, const Section& section) { return value < section.start; });
         if (after == sections.begin() || symbol.address - (after - 1)->start >= (after - 1)->size)
             continue;
         const auto index = static_cast<Elf64_Half>(after - sections.begin()); // headers[0] is the null section
-        table += bytes_of(Elf64_Sym{.st_name = names.add(symbol.name), .st_info = ELF64_ST_INFO(STB_GLOBAL, STT_FUNC),
-                                    .st_other = STV_DEFAULT, .st_shndx = index, .st_value = symbol.address,
+        table += bytes_of(Elf64_Sym{.st_name = names.add(symbol.name),
+                                    .st_info = ELF64_ST_INFO(STB_GLOBAL, STT_FUNC),
+                                    .st_other = STV_DEFAULT,
+                                    .st_shndx = index,
+                                    .st_value = symbol.address,
                                     .st_size = symbol.size});
     }
     file->seek(offset);

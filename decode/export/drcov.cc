@@ -81,7 +81,8 @@ Result<ExportNotes> export_drcov(const ExportSource& source, ExportSink& sink) {
                 ++left_out;
                 continue;
             }
-            modules.push_back({base_of(source.symbols, block.module, block.start) / page * page, block.end, block.module});
+            modules.push_back(
+                {base_of(source.symbols, block.module, block.start) / page * page, block.end, block.module});
         }
         Module& module = modules.back();
         module.end = std::max(module.end, block.end + (page - block.end % page) % page);

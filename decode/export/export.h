@@ -29,9 +29,9 @@ class ExportSink {
 /// What to export. The reader and the tables must outlive the export.
 struct ExportSource {
     const TraceReader& reader;
-    const SymbolTable& symbols;      // of the trace
-    const SymbolTable& user_symbols; // of a program that was named; may be empty
-    std::optional<unsigned> vcpu;    // nullopt: all
+    const SymbolTable& symbols;            // of the trace
+    const SymbolTable& user_symbols;       // of a program that was named; may be empty
+    std::optional<unsigned> vcpu;          // nullopt: all
     uint64_t first = 0, last = UINT64_MAX; // branch numbers [first, last) of each vCPU
 
     unsigned first_vcpu() const { return vcpu.value_or(0); }
@@ -53,12 +53,13 @@ Result<ExportNotes> export_callgrind(const ExportSource& source, ExportSink& sin
 Result<ExportNotes> export_chrome(const ExportSource& source, ExportSink& sink);
 /// drcov, version 2: blocks executed, with kernel, modules and user programs as modules.
 Result<ExportNotes> export_drcov(const ExportSource& source, ExportSink& sink);
-/// lcov's tracefile for genhtml: lines and functions of the ELF file `elf`, by its DWARF. Errors: as SourceLines::read().
+/// lcov's tracefile for genhtml: lines and functions of the ELF file `elf`, by its DWARF. Errors: as
+/// SourceLines::read().
 Result<ExportNotes> export_lcov(const ExportSource& source, const std::string& elf, ExportSink& sink);
 /// CSV in zstd, one row a branch: docs/exports.md has the columns.
 Result<ExportNotes> export_columns(const ExportSource& source, ExportSink& sink);
-/// perf.data at `path`, with intel_bts AUX data, and beside it the code that perf looks at: path.vmlinux for the kernel's,
-/// path.PID for that under each page table. Code that changed in between is there as it was first executed.
+/// perf.data at `path`, with intel_bts AUX data, and beside it the code that perf looks at: path.vmlinux for the
+/// kernel's, path.PID for that under each page table. Code that changed in between is there as it was first executed.
 /// Errors: a file cannot be written.
 Result<ExportNotes> export_perf(const ExportSource& source, const std::string& path);
 

@@ -27,8 +27,8 @@ class QuotedNames {
         const SymbolTable& table = privilege == Privilege::user ? source_.user_symbols : source_.symbols;
         std::string text = "null";
         if (table.find(address)) // a name is the guest's to choose: what is not UTF-8 in it becomes U+FFFD
-            text = nlohmann::json(table.describe(address))
-                       .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+            text =
+                nlohmann::json(table.describe(address)).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
         return known_.emplace(key, std::move(text)).first->second;
     }
 
@@ -40,8 +40,9 @@ class QuotedNames {
 void append(const StreamBranch& branch, QuotedNames& names, std::string& out) {
     const TraceRecord& record = branch.record;
     auto to = std::back_inserter(out);
-    fmt::format_to(to, R"({{"cpu":{},"number":{},"from":"{:#x}","to":"{:#x}","kind":"{}","privilege":"{}")", record.vcpu,
-                   record.number, record.from, record.to, branch_class_name(branch.instruction.branch_class),
+    fmt::format_to(to, R"({{"cpu":{},"number":{},"from":"{:#x}","to":"{:#x}","kind":"{}","privilege":"{}")",
+                   record.vcpu, record.number, record.from, record.to,
+                   branch_class_name(branch.instruction.branch_class),
                    branch.from_privilege == Privilege::user ? "user" : "kernel");
     fmt::format_to(to, R"(,"from_symbol":{})", names.of(record.from, branch.from_privilege));
     fmt::format_to(to, R"(,"to_symbol":{},"instructions":{})", names.of(record.to, branch.to_privilege),

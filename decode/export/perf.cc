@@ -118,17 +118,20 @@ class PerfExport {
                                        format_id, attr_disabled | attr_sample_id_all, 0, 0, 0}));
         file_.write(bytes_of(FileSection{ids_offset_, sizeof event_id}));
         data_offset_ = file_.offset();
-        file_.write(bytes_of(AuxtraceInfo{{record_auxtrace_info, 0, sizeof(AuxtraceInfo)}, auxtrace_intel_bts, 0,
-                                          {pmu_type, 0, 0, 0, 0, 0}}));
+        file_.write(bytes_of(AuxtraceInfo{
+            {record_auxtrace_info, 0, sizeof(AuxtraceInfo)}, auxtrace_intel_bts, 0, {pmu_type, 0, 0, 0, 0, 0}}));
     }
 
     void patch_head() {
         const uint64_t end = file_.offset();
         file_.seek(0);
-        file_.write(bytes_of(FileHeader{{'P', 'E', 'R', 'F', 'I', 'L', 'E', '2'}, sizeof(FileHeader),
+        file_.write(bytes_of(FileHeader{{'P', 'E', 'R', 'F', 'I', 'L', 'E', '2'},
+                                        sizeof(FileHeader),
                                         sizeof(EventAttr) + sizeof(FileSection),
                                         {attrs_offset_, sizeof(EventAttr) + sizeof(FileSection)},
-                                        {data_offset_, end - data_offset_}, {0, 0}, {}}));
+                                        {data_offset_, end - data_offset_},
+                                        {0, 0},
+                                        {}}));
     }
 
     void write_event(EventHeader header, std::string_view payload) {
@@ -136,7 +139,8 @@ class PerfExport {
         file_.write(payload);
     }
 
-    void write_mmap(uint32_t pid, uint16_t misc, uint64_t start, uint64_t size, uint64_t offset, const std::string& name) {
+    void write_mmap(uint32_t pid, uint16_t misc, uint64_t start, uint64_t size, uint64_t offset,
+                    const std::string& name) {
         const bool kernel = misc == misc_kernel;
         std::string payload;
         payload += bytes_of(std::array<uint32_t, 2>{kernel ? UINT32_MAX : pid, kernel ? 0 : pid});
@@ -192,8 +196,8 @@ class PerfExport {
         const uint32_t tid = thread(*process, vcpu);
         run.push_back({}); // perf never looks at the last record of a buffer
         const uint64_t size = run.size() * sizeof(ds::BtsRecord);
-        file_.write(bytes_of(Auxtrace{{record_auxtrace, 0, sizeof(Auxtrace)}, size, aux_offset_, ++reference_, tid, tid,
-                                      UINT32_MAX, 0}));
+        file_.write(bytes_of(Auxtrace{
+            {record_auxtrace, 0, sizeof(Auxtrace)}, size, aux_offset_, ++reference_, tid, tid, UINT32_MAX, 0}));
         file_.write({reinterpret_cast<const char*>(run.data()), size});
         aux_offset_ += size;
         run.clear();
@@ -205,8 +209,7 @@ class PerfExport {
         if (!(upper ? kernel_seen_ : process.seen).insert(from).second)
             return;
         std::array<uint8_t, max_instruction> code;
-        const size_t known =
-            source_.reader.code_at(branch.record.vcpu, branch.record.position, branch.cr3, from, code);
+        const size_t known = source_.reader.code_at(branch.record.vcpu, branch.record.position, branch.cr3, from, code);
         const std::span<const uint8_t> bytes(code.data(), known);
         if (!upper)
             process.code.add(from, bytes);
@@ -235,7 +238,8 @@ class PerfExport {
                 continue;
             const std::string path = fmt::format("{}.{}", absolute, process->pid);
             auto sections = process->code.sections(CodeImage::page_bytes);
-            VTRACE_TRY(process->code.write(path, sections, image_symbols(sections, {&source_.symbols, &source_.user_symbols})));
+            VTRACE_TRY(process->code.write(path, sections,
+                                           image_symbols(sections, {&source_.symbols, &source_.user_symbols})));
             for (const auto& section : sections)
                 write_mmap(process->pid, misc_user, section.start, section.size, section.offset, path);
         }
@@ -244,7 +248,8 @@ class PerfExport {
             auto symbols = image_symbols(sections, {&source_.symbols});
             symbols.push_back({sections[0].start, 0, "_text"}); // by which perf sees that nothing was moved
             VTRACE_TRY(kernel_code_.write(absolute + ".vmlinux", sections, symbols));
-            write_mmap(0, misc_kernel, sections[0].start, sections[0].size, sections[0].start, "[kernel.kallsyms]_text");
+            write_mmap(0, misc_kernel, sections[0].start, sections[0].size, sections[0].start,
+                       "[kernel.kallsyms]_text");
             notes_.push_back(fmt::format("the kernel's code and symbols are in '{0}.vmlinux': perf script -i '{0}' -k "
                                          "'{0}.vmlinux' --itrace=b",
                                          path_));

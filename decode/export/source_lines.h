@@ -22,8 +22,8 @@ struct SourceLines {
         std::string name;
         uint32_t file = 0, line = 0; // where it is declared
     };
-    std::vector<std::string> files; // absolute where DWARF knows the directory
-    std::vector<Row> rows;          // ascending by address
+    std::vector<std::string> files;  // absolute where DWARF knows the directory
+    std::vector<Row> rows;           // ascending by address
     std::vector<Function> functions; // with code of their own, ascending by address
 
     /// Errors: not readable, no ELF file, no DWARF in it.

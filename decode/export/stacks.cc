@@ -18,8 +18,8 @@ CallTree build_call_tree(const ExportSource& source, CodeNames& names, ExportNot
         overflows += stack.overflows();
     }
     if (unknown)
-        notes.push_back(fmt::format("{} branches followed code that is not in the trace: its instructions count as 0",
-                                    unknown));
+        notes.push_back(
+            fmt::format("{} branches followed code that is not in the trace: its instructions count as 0", unknown));
     if (overflows)
         notes.push_back(fmt::format("call stacks were deeper than {} frames {} times: the outermost were left out",
                                     CallStack::max_depth, overflows));

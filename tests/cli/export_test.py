@@ -305,11 +305,30 @@ class SampleTest(ExportCase):
                                   (["folded", "--symbols", "sample.vtr", "sample.vtr"], 1),
                                   (["perf", "sample.vtr"], 1), (["lcov", "sample.vtr"], 1),
                                   (["lcov", "--symbols", "no.elf", "sample.vtr"], 1),
-                                  (["lcov", "--symbols", "sample.vtr", "sample.vtr"], 1), (["perf", "-o", "no/such/file", "sample.vtr"], 1),
+                                  (["lcov", "--symbols", "sample.vtr", "sample.vtr"], 1),
+                                  (["perf", "-o", "no/such/file", "sample.vtr"], 1),
                                   (["jsonl", "-o", "no/such/file", "sample.vtr"], 1)]:
             done = self.run_vtrace("export", *arguments, status=status)
             self.assertRegex(done.stderr, r"^vtrace: .*\n$")
             self.assertEqual(done.stdout, "")
+
+    def test_empty_ranges_and_damage(self):
+        nothing = ["--from", "20000", "--to", "20001"]
+        self.assertEqual(self.export("jsonl", "sample.vtr", *nothing), "")
+        self.assertEqual(self.folded("sample.vtr", *nothing), {})
+        self.assertEqual(self.columns("sample.vtr", *nothing), [])
+        self.assertEqual(self.drcov("sample.vtr", *nothing), ([], []))
+        self.chrome("sample.vtr", *nothing)
+        self.run_vtrace("export", "perf", "sample.vtr", *nothing, "-o", "empty.data")
+        data = (self.work / "sample.vtr").read_bytes()
+        for at in range(0, len(data), max(1, len(data) // 40)):
+            flipped = bytearray(data)
+            flipped[at] ^= 0xff
+            (self.work / "flip.vtr").write_bytes(flipped)
+            for form in ["jsonl", "folded", "drcov", "chrome"]:
+                done = subprocess.run([VTRACE, "export", form, "flip.vtr"], cwd=self.work, capture_output=True,
+                                      timeout=TIMEOUT_S)
+                self.assertIn(done.returncode, (0, 1, 3), (form, at, done.stderr))
 
     def test_full_disk(self):
         with open("/dev/full", "wb") as full:
@@ -377,8 +396,9 @@ class KnownTreeTest(ExportCase):
         super().setUpClass()
         start, program = cls.work / "start.s", cls.work / "guest.elf"
         start.write_text(GUEST_START)
-        subprocess.run(["gcc", "-m32", "-g", "-O1", "-ffreestanding", "-fno-pic", "-fno-stack-protector", "-nostdlib", "-static",
-                        "-fcf-protection=none", "-Wl,-N", "-Wl,--build-id=none", "-Wl,--no-warn-rwx-segments", "-Wl,-Ttext=0x100000", "-o", program, start,
+        subprocess.run(["gcc", "-m32", "-g", "-O1", "-ffreestanding", "-fno-pic", "-fno-stack-protector",
+                        "-nostdlib", "-static", "-fcf-protection=none", "-Wl,-N", "-Wl,--build-id=none",
+                        "-Wl,--no-warn-rwx-segments", "-Wl,-Ttext=0x100000", "-o", program, start,
                         HERE / "export_guest.c"], check=True)
         subprocess.run([VTRACE, "record", "--kernel", program, "--output", cls.work / "guest.vtr"],
                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=TIMEOUT_S)
@@ -458,6 +478,34 @@ class KnownTreeTest(ExportCase):
         # The last instructions, after the last branch, are in no block.
         self.assertLessEqual(total, retired)
         self.assertLess(retired - total, 10)
+
+
+class UserProgramTest(ExportCase):
+    """The same for a program of a Linux guest: libc's longjmp, a signal handler, page faults and interrupts in between."""
+
+    def test_stacks(self):
+        kernel, busybox = CACHE / "kernels/6.1-cloud/vmlinuz", CACHE / "initrds/boot/initrd.gz"
+        if not (kernel.exists() and busybox.exists()):
+            self.skipTest("no guest in the cache: run tests/guests/fetch 6.1-cloud initrd-boot")
+        subprocess.run(["gcc", "-O1", "-static", "-no-pie", "-fcf-protection=none", "-o", "init", HERE / "export_user.c"],
+                       cwd=self.work, check=True)
+        (self.work / "empty").write_bytes(b"")  # no busybox is needed
+        subprocess.run([sys.executable, HERE.parents[0] / "guests" / "initrd.py", "--busybox", "empty",
+                        "--init", "init", "--output", "initrd.gz"], cwd=self.work, check=True)
+        self.run_vtrace("record", "--kernel", kernel, "--initrd", "initrd.gz", "--append", "console=ttyS0 quiet panic=-1",
+                        "--output", "user.vtr")
+        stacks = self.folded("--symbols", "init", "user.vtr")
+        own = {"main", "leaf", "caught", "fibonacci", "deep", "guarded", "handler", "raiser"}
+        # The kernel has no function of these names; what is not the program's own is left out.
+        seen = {tuple(name for name in stack if name in own) for stack in stacks if "main" in stack}
+        deep, fibonacci = ["deep"] * 4, ["fibonacci"] * 6
+        known = {("main", *path) for path in [
+            (), *[fibonacci[:n] for n in range(1, 7)], ("guarded",), *[("guarded", *deep[:n]) for n in range(1, 5)],
+            ("guarded", "caught"), ("guarded", "caught", "leaf"), ("raiser",), ("raiser", "handler"),
+            ("raiser", "handler", "leaf"), ("leaf",)]}
+        self.assertEqual(seen, known)
+        # Back from the signal handler and its sigreturn, the rest of main is not below them.
+        self.assertIn(("main", "leaf"), {stack[-2:] for stack in stacks})
 
 
 class BootTest(ExportCase):

@@ -18,7 +18,9 @@ constexpr unsigned call_length = 5, syscall_length = 2;
 /// Functions of 0x100 bytes each, by name; a stack is printed as "a;b;c".
 class Guest {
   public:
-    Guest() : symbols_(table(kernel, kernel_names())), user_(table(user, user_names())), names_(symbols_, user_), stack_(names_) {}
+    Guest()
+        : symbols_(table(kernel, kernel_names())), user_(table(user, user_names())), names_(symbols_, user_),
+          stack_(names_) {}
 
     uint64_t at(const std::string& name, uint64_t offset = 0) const {
         for (const SymbolTable* table : {&symbols_, &user_})
@@ -40,7 +42,9 @@ class Guest {
         branch.instruction.length = branch_class == Class::call      ? call_length
                                     : branch_class == Class::syscall ? syscall_length
                                                                      : 1;
-        const auto privilege = [](uint64_t address) { return upper_half(address) ? Privilege::kernel : Privilege::user; };
+        const auto privilege = [](uint64_t address) {
+            return upper_half(address) ? Privilege::kernel : Privilege::user;
+        };
         branch.from_privilege = privilege(from);
         branch.to_privilege = privilege(to);
         branch.space = space;
@@ -70,10 +74,24 @@ class Guest {
 
   private:
     static std::vector<std::string> kernel_names() {
-        return {"a", "b", "c", "a.cold", "thunk", "entry", "sys", "schedule", "__switch_to_asm", "__switch_to",
-                "ret_from_fork", "wait1", "wait2", "timer"};
+        return {"a",
+                "b",
+                "c",
+                "a.cold",
+                "thunk",
+                "entry",
+                "sys",
+                "schedule",
+                "__switch_to_asm",
+                "__switch_to",
+                "ret_from_fork",
+                "wait1",
+                "wait2",
+                "timer"};
     }
-    static std::vector<std::string> user_names() { return {"main", "f", "g", "setjmp", "longjmp", "handler", "restorer"}; }
+    static std::vector<std::string> user_names() {
+        return {"main", "f", "g", "setjmp", "longjmp", "handler", "restorer"};
+    }
     static SymbolTable table(uint64_t base, const std::vector<std::string>& names) {
         std::vector<TraceSymbol> symbols;
         for (size_t i = 0; i < names.size(); ++i)
