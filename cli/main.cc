@@ -17,6 +17,7 @@ constexpr Subcommand subcommands[] = {
     {"run", "Boot a guest and record nothing, natively where there is KVM", define_run},
     {"report", "Say where the guest went: functions, edges, interrupts, syscalls", define_report},
     {"dump", "Print branches, a line each", define_dump},
+    {"diff", "Compare two traces: where they part, and what changed", define_diff},
     {"info", "Describe a trace file: what is in it, and what is missing", define_info},
     {"check", "Say what this host offers, and what vtrace will do with it", define_check},
 };
