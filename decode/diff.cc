@@ -33,26 +33,26 @@ size_t common_prefix(const KeyStream& a, const KeyStream& b) {
     return static_cast<size_t>(end.first - keys_a.begin());
 }
 
+bool wants_more(const KeyStream& stream) { return stream.size() == 0 && !stream.ended(); }
+
 VcpuDiff diff_vcpu(unsigned vcpu, KeyStream a, KeyStream b, size_t top) {
     VcpuDiff diff;
     diff.vcpu = vcpu;
     for (;;) {
-        fill_both(a, b, block);
+        // Only once there is nothing left to compare: where differences are many, windows are not to be moved for each.
+        if (wants_more(a) || wants_more(b))
+            fill_both(a, b, block);
         const size_t common = common_prefix(a, b);
         a.drop(common);
         b.drop(common);
         diff.common += common;
-        if (a.size() == 0 || b.size() == 0) {
-            // Compared to the end of a window: of the stream too?
-            const bool a_over = a.size() == 0 && a.ended(), b_over = b.size() == 0 && b.ended();
-            if (a_over && b_over)
-                return diff;
-            if (!a_over && !b_over)
-                continue;
-        }
+        if (wants_more(a) || wants_more(b))
+            continue;
+        if (a.size() == 0 && b.size() == 0)
+            return diff;
         Difference difference{a.number(), 0, b.number(), 0};
         // Where one stream is over, the rest of the other is the difference, however long.
-        const bool over = (a.size() == 0 && a.ended()) || (b.size() == 0 && b.ended());
+        const bool over = a.size() == 0 || b.size() == 0;
         const auto alignment = over ? std::nullopt : align(a, b);
         if (alignment) {
             difference.count_a = alignment->drop_a;
