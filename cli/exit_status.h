@@ -9,8 +9,10 @@ enum class ExitStatus : int {
     success = 0, // all done; record: the guest powered itself off
     failure = 1, // one line on standard error says why
     usage = 2,   // wrong options
+    different = 1, // diff: the recordings differ
+    trouble = 2,   // diff: one line on standard error says why; 1 would say that they differ
     damaged = 3, // the trace lacks something: `info --verify` found damage, or what was asked for is not in it
-    different = 4, // verify: the engines are
+    engines_differ = 4, // verify
 
     // Outcomes of a recorded guest. The trace is whole in all of these.
     panic = 10,        // kernel panic or oops: pvpanic, or the pattern on the console

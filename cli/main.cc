@@ -19,6 +19,7 @@ constexpr Subcommand subcommands[] = {
     {"report", "Say where the guest went: functions, edges, interrupts, syscalls", define_report},
     {"dump", "Print branches, a line each", define_dump},
     {"export", "Turn a trace into the files of other tools: flame graphs, callgrind, JSON lines ...", define_export},
+    {"diff", "Compare two traces: where they part, and what changed", define_diff},
     {"info", "Describe a trace file: what is in it, and what is missing", define_info},
     {"check", "Say what this host offers, and what vtrace will do with it", define_check},
 };

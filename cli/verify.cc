@@ -109,7 +109,7 @@ Result<ExitStatus> run(const Options& options) {
         if (!same)
             return Unexpected(same.error());
         if (!*same)
-            return ExitStatus::different;
+            return ExitStatus::engines_differ;
         ++places;
         if (!options.quiet)
             fmt::print("place {:>3}: {:>11} ns, RIP {:016x}, CPL {}: no difference in {}\n", places, at, state.rip,

@@ -649,6 +649,46 @@ class Determinism(RecordCase):
         self.assertEqual(b"".join(two), one)
 
 
+class Diff(RecordCase):
+    def diff(self, *arguments, status):
+        return json.loads(self.vtrace("diff", "--json", *arguments, status=status).stdout)
+
+    def record_loop(self, body, output):
+        """20 rounds, then `body`, then 300 rounds."""
+        source = f"""mov $20, %ecx; 1: dec %ecx; jnz 1b; mov ${{}}, %eax; test %eax, %eax; fork: jz even
+            odd: jmp join; .balign 16; even: jmp join; .balign 16; join: mov $300, %ecx; 2: dec %ecx; jnz 2b; {POWER_OFF}"""
+        done = self.record_flat(source.format(body), output=output)
+        return done.symbols
+
+    def test_same(self):
+        self.record_loop(0, "a.vtr")
+        self.record_loop(0, "b.vtr")
+        diff = self.diff("a.vtr", "b.vtr", status=0)
+        self.assertTrue(diff["same"])
+        self.assertEqual(diff["vcpus"][0]["common"], len(self.branches(path="a.vtr")))
+
+    def test_one_changed_branch_is_named(self):
+        symbols = self.record_loop(0, "a.vtr")
+        self.record_loop(1, "b.vtr")
+        diff = self.diff("a.vtr", "b.vtr", status=1)
+        a, b = self.branches(path="a.vtr"), self.branches(path="b.vtr")
+        vcpu, parting = diff["vcpus"][0], diff["vcpus"][0]["parting"]
+        # 19 jumps back are in common; then A jumps to `even` and from there on, and B from `odd` only.
+        self.assertEqual(vcpu["listed"], [{"first_a": 19, "branches_a": 2, "first_b": 19, "branches_b": 1}])
+        self.assertEqual((int(parting["a"]["from"], 16), int(parting["a"]["to"], 16)), (symbols["fork"], symbols["even"]))
+        self.assertEqual((int(parting["b"]["from"], 16), int(parting["b"]["to"], 16)), (symbols["odd"], symbols["join"]))
+        self.assertEqual(len(parting["before"]), 8)
+        self.assertEqual(vcpu["common"], len(a) - 2)
+        self.assertEqual((a[:19], a[21:]), (b[:19], b[20:]))
+        self.assertTrue(vcpu["aligned"])
+
+    def test_errors_are_not_differences(self):
+        self.record_loop(0, "a.vtr")
+        self.assertIn("no.vtr", self.error("diff", "a.vtr", "no.vtr", status=2))
+        self.assertIn("vCPU 3", self.error("diff", "--cpu", "3", "a.vtr", "a.vtr", status=2))
+        self.error("diff", "a.vtr", status=2)
+
+
 # Rings 0 and 3, with all that changes between them. Below 64 KiB, so that 16-bit offsets do in descriptors.
 RINGS = """
     lgdt gdtr
