@@ -19,7 +19,7 @@
 namespace vtrace {
 
 inline constexpr size_t diff_anchor = 32;      // branches that must agree for two streams to be aligned again
-inline constexpr size_t diff_window = 1 << 22; // branches of each stream that are searched for it
+inline constexpr size_t diff_window = 1 << 18; // branches of each stream that are searched for it
 
 enum class DiffBy : uint8_t {
     automatic, // addresses where both recordings have the same symbols at the same addresses, or one has none
