@@ -178,6 +178,8 @@ class GuestRun {
         // The machine first: a kernel that can't be loaded must not cost an older trace.
         VTRACE_TRY(make_machine(*console));
         VTRACE_TRY(set_windows());
+        if (!options_.quiet)
+            fmt::print(stderr, "{}", engine_);
         if (record_) {
             auto recording = Recording::start(record_->output, trace_config(*record_, *machine_),
                                               {.vcpus = options_.vcpus,
@@ -233,9 +235,9 @@ class GuestRun {
         if (!machine)
             return Unexpected(machine.error());
         machine_ = std::move(*machine);
-        if (!options_.quiet && native)
-            fmt::print(stderr, "vtrace: engine: {} ({})\n",
-                       !kvm_ ? "soft" : record_ ? "kvm, and soft in windows" : "kvm", engine->reason);
+        if (native)
+            engine_ = fmt::format("vtrace: engine: {} ({})\n",
+                                  !kvm_ ? "soft" : record_ ? "kvm, and soft in windows" : "kvm", engine->reason);
         return {};
     }
 
@@ -361,6 +363,7 @@ class GuestRun {
     const GuestOptions& options_;
     const RecordOptions* record_;
     Progress progress_;
+    std::string engine_; // the line that says which, where there is a choice
     std::vector<TraceSymbol> symbols_; // before the run
     std::unique_ptr<kvm::KvmHost> kvm_; // both outlive the machine, which uses them
     std::unique_ptr<Recording> recording_;

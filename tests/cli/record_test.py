@@ -889,6 +889,43 @@ ECHO = """
 """
 
 
+class Engines(RecordCase):
+    """What is said of engines without KVM; tests/nested has what is done with it."""
+
+    NOWHERE = ("--kvm-device", "/nowhere/kvm")
+
+    def test_run_records_nothing(self):
+        kernel, _ = self.guests.flat(say("hello") + EXIT)
+        done = self.vtrace("run", "-k", str(kernel), "--flat", "64", "-m", "16M", *self.NOWHERE, status=GUEST_EXIT + 5)
+        self.assertEqual(done.stdout, "hello")
+        self.assertIn("vtrace: engine: soft (no KVM: cannot open '/nowhere/kvm'", done.stderr)
+        self.assertEqual(list(self.work.glob("*.vtr")), [])
+
+    def test_kvm_is_not_replaced(self):
+        kernel, _ = self.guests.flat(EXIT)
+        guest = ["-k", str(kernel), "--flat", "64", "-m", "16M"]
+        for arguments, words in [(["run", *guest, "--accel", "kvm", *self.NOWHERE], "cannot run the guest under KVM: .*nowhere"),
+                                 (["record", *guest, "--accel", "kvm"], "say where a window begins"),
+                                 (["record", *guest, "--accel", "kvm", "--from", "time:1s", *self.NOWHERE], "cannot run .* under KVM"),
+                                 (["verify", *guest, *self.NOWHERE], "cannot verify without KVM: .*nowhere")]:
+            self.assertRegex(self.error(*arguments), words)
+
+    def test_windows_that_cannot_be(self):
+        kernel, _ = self.guests.flat(EXIT)
+        guest = ["record", "-k", str(kernel), "--flat", "64", "-m", "16M", "--accel", "soft"]
+        for arguments, words in [(["--from", "sometime"], "must begin with one of"),
+                                 (["--from", "end"], "can't begin at the end"),
+                                 (["--times", "3", "--to", "time:1s"], "say where the later ones begin"),
+                                 (["--times", "3", "--from", "time:1s"], "has no end"),
+                                 (["--from", "symbol:nothing"], "cannot look up 'nothing'")]:
+            self.assertRegex(self.error(*guest, *arguments), words)
+
+    def test_window_that_never_comes(self):
+        done = self.record_flat(EXIT, "--accel", "soft", "--from", "marker:7", status=GUEST_EXIT + 5)
+        self.assertIn("0 windows of 1: 'marker:7' did not come at all", done.stderr)
+        self.assertEqual(self.info()["branches"], 0)
+
+
 class Machine(RecordCase):
     def test_input(self):
         (self.work / "typed").write_bytes(b"hello, guest\n" * 50 + b"q")

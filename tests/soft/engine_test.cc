@@ -1,5 +1,7 @@
 // The engine as a whole: what must hold for any code, however the run is cut.
 #define CATCH_CONFIG_MAIN
+#include <map>
+#include <span>
 #include <catch2/catch.hpp>
 
 #include <cstdio>
@@ -156,6 +158,50 @@ TEST_CASE("every stop is at the instruction asked for") {
         at = next;
         INFO("after " << at);
         CHECK(jumped.vcpu().state().rip == stepped.vcpu().state().rip);
+    }
+}
+
+TEST_CASE("a state taken out and put back is the same processor") {
+    constexpr uint64_t count = 5'003;
+    LoopMachine whole, moved;
+    whole.run(count, count);
+    for (uint64_t done = 0; done < count; ++done) {
+        moved.run(1, 1);
+        const CpuState state = moved.vcpu().state();
+        moved.vcpu().set_state(CpuState{}); // nothing of it may be left behind
+        moved.vcpu().set_state(state);
+        REQUIRE(moved.vcpu().state() == state);
+    }
+    CHECK(snapshot_of(moved) == snapshot_of(whole));
+}
+
+TEST_CASE("a breakpoint stops before each execution, and is not seen") {
+    // Every address that the loop comes by, and how often.
+    constexpr uint64_t count = 3'000;
+    LoopMachine stepped;
+    std::map<Gva, uint64_t> visits;
+    for (uint64_t n = 0; n < count; ++n) {
+        const Gva at = stepped.vcpu().state().rip;
+        stepped.run(1, 1);
+        visits[at] += stepped.vcpu().state().rip != at; // an iteration of REP is none of its own
+    }
+    const Snapshot expected = snapshot_of(stepped);
+    for (const auto& [address, times] : visits) {
+        LoopMachine stopped;
+        stopped.vcpu().set_breakpoints(std::span(&address, 1));
+        uint64_t left = count, hits = 0;
+        while (left > 0) {
+            const VcpuRun run = stopped.vcpu().run(left);
+            left -= run.retired;
+            if (run.exit == VcpuExit::breakpoint) {
+                REQUIRE(stopped.vcpu().state().rip == address);
+                ++hits;
+            }
+        }
+        INFO("at " << std::hex << address);
+        CHECK(hits >= times);
+        CHECK(hits <= times + 1); // where the last instruction leads
+        CHECK(snapshot_of(stopped) == expected);
     }
 }
 
