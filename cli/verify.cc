@@ -79,7 +79,6 @@ Result<ExitStatus> run(const Options& options) {
         return Unexpected(config.error());
     if (options.native_spacing)
         config->kvm = &*host;
-    config->console = [](std::string_view bytes) { fmt::print(stderr, "{}", bytes); };
     auto machine = Machine::create(std::move(*config));
     if (!machine)
         return Unexpected(machine.error());

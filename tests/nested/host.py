@@ -85,8 +85,9 @@ def script(cases):
     for case in cases:
         lines += [f"echo '{MARK} begin {case.name}'",
                   f"mkdir -p /case/{case.name}; cd /case/{case.name}",
-                  f"timeout {case.timeout} sh -c {quoted(case.command)} </dev/null 2>&1",
-                  f"echo; echo '{MARK} end {case.name}' $?",
+                  # Through a pipe: the serial port is a terminal, and on those there are progress lines.
+                  f"{{ timeout {case.timeout} sh -c {quoted(case.command)} </dev/null 2>&1; echo $? >/tmp/status; }} | cat",
+                  f"echo; echo '{MARK} end {case.name}' $(cat /tmp/status)",
                   "cd /"]
     return "\n".join(lines) + "\n"
 

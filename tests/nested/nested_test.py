@@ -38,7 +38,7 @@ def cases(kind, bare):
         host.Case("boot-6.1", f"{run} -k /g/6.1-cloud -i /g/boot.gz {BOOT}", 300),
         host.Case("windows", f"{record} -i /g/marks.gz {BOOT} {MARKED} --times 10 --console none -o w.vtr 2>&1;"
                              "echo status $?; vtrace info --json w.vtr; vtrace report w.vtr | head -n 30", 300),
-        host.Case("symbol", f"{record} -i /g/boot.gz {BOOT} --from symbol:do_sys_openat2 --to instructions:20k --console none "
+        host.Case("symbol", f"{record} -i /g/boot.gz {BOOT} --from symbol:do_sys_openat2 --to instructions:20000 --console none "
                             "-o w.vtr 2>&1; echo status $?; vtrace dump -n 20 w.vtr", 300),
         host.Case("triple-fault", f"{run} -k /g/triple --flat 64 -m 16M"),
         host.Case("verify", f"{verify} {PLACES[kind]}", 600),
