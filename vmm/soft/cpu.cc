@@ -69,6 +69,7 @@ void Cpu::update_mode() {
 
 void Cpu::record_to(const Recording& where) {
     recording = where;
+    run_started = clock.now(); // time may have passed without this engine
     bts = where.store ? &where.store->cursor() : &scratch_cursor();
     update_recording();
 }
