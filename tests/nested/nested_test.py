@@ -3,9 +3,9 @@
 
   nested_test.py KIND VTRACE VTRACE_MARK BARE_GUEST... [-- unittest arguments]       KIND: amd or intel
 
-All cases run in one boot of the host, in the order of their names; the tests then look at what each printed. QEMU's TCG, which
-is the processor of the amd host, now and then corrupts RFLAGS of a nested guest (bits that no processor has are set, and the
-guest dies of it; the same happens to guests of qemu -accel kvm there): a case that ends so is run once more.
+All cases run in one boot of the host, in the order of their names; the tests then look at what each printed. In the amd host
+a guest now and then dies with RFLAGS bits set that no processor has; whose fault that is, is not known yet: a case that ends so
+is run once more, and that is said.
 """
 
 import json
