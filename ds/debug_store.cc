@@ -100,7 +100,8 @@ void DebugStore::drain(uint64_t time, uint64_t retired) {
         drained_ += cursor_.index - base_;
         cursor_.index = base_;
     }
-    cursor_.threshold = threshold_;
+    drain_requested_ = false;
+    update_threshold();
 }
 
 DsManagementArea64 DebugStore::management_area() const {
@@ -108,7 +109,7 @@ DsManagementArea64 DebugStore::management_area() const {
     return {.bts_buffer_base = address(base_),
             .bts_index = address(cursor_.index),
             .bts_absolute_maximum = address(absolute_maximum_),
-            .bts_interrupt_threshold = address(cursor_.threshold),
+            .bts_interrupt_threshold = address(threshold_),
             .pebs_buffer_base = 0,
             .pebs_index = 0,
             .pebs_absolute_maximum = 0,

@@ -56,9 +56,18 @@ class DebugStore {
     /// recording is off. `time`: virtual ns; `retired`: instructions retired by this vCPU; both at this place of the
     /// stream.
     void drain(uint64_t time, uint64_t retired);
-    bool drain_due() const { return cursor_.index >= cursor_.threshold; }
+    bool drain_due() const { return drain_requested_ || cursor_.index >= threshold_; }
     /// Makes the next append() ask for a drain.
-    void request_drain() { cursor_.threshold = base_; }
+    void request_drain() {
+        drain_requested_ = true;
+        update_threshold();
+    }
+    /// While on, every append() returns true, also of records that the filter drops, so that its caller can look at it.
+    /// Then drain_due() says whether to drain.
+    void watch(bool on) {
+        watched_ = on;
+        update_threshold();
+    }
 
     /// A window of the recording begins or ends here: `number`, from 1, and the linear address of the next instruction.
     /// Recording is on. Drain after each: for the time, and because there may be no next record for long.
@@ -77,6 +86,7 @@ class DebugStore {
     DebugStore() = default;
     bool recording() const;
     void update_stride();
+    void update_threshold() { cursor_.threshold = watched_ || drain_requested_ ? base_ : threshold_; }
     void append_event(uint64_t from, uint64_t to, BtsKind kind);
 
     BtsCursor cursor_{};
@@ -87,6 +97,7 @@ class DebugStore {
     Ring* ring_ = nullptr;
     uint64_t debugctl_ = 0;
     unsigned cpl_ = 0;
+    bool watched_ = false, drain_requested_ = false;
     uint64_t drained_ = 0;
     uint64_t window_ = 0;
     std::optional<uint64_t> recorded_cr3_; // the last one appended

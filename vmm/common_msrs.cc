@@ -10,12 +10,24 @@
 namespace vtrace {
 namespace {
 
-/// In bits 63:32 of BIOS_SIGN_ID; any number but 0, which means that no update was loaded.
-constexpr uint64_t microcode_revision = 1;
+/// In bits 63:32 of BIOS_SIGN_ID; high enough for operating systems that look for a fix of some erratum.
+constexpr uint64_t microcode_revision = 0xffff;
 
-/// RO here: what a processor without counters and Debug Store says.
-constexpr uint64_t misc_enable_fixed = MiscEnable::bts_unavailable | MiscEnable::pebs_unavailable;
-constexpr uint64_t misc_enable_read_only = misc_enable_fixed | MiscEnable::perfmon_available;
+constexpr uint64_t misc_enable_read_only =
+    MiscEnable::bts_unavailable | MiscEnable::pebs_unavailable | MiscEnable::perfmon_available;
+
+/// What the processor says there of its counters and Debug Store.
+uint64_t misc_enable_fixed(const ds::Facility* facility) {
+    if (!facility)
+        return MiscEnable::bts_unavailable | MiscEnable::pebs_unavailable;
+    return (facility->pebs_available() ? 0 : MiscEnable::pebs_unavailable) |
+           (facility->counters_available() ? MiscEnable::perfmon_available : 0);
+}
+
+/// What this processor does not suffer from: it doesn't speculate (SDM vol. 4, table 2-2). RDCL_NO, SKIP_L1DFL_VMENTRY,
+/// SSB_NO, MDS_NO, IF_PSCHANGE_MC_NO, TAA_NO, SBDR_SSDP_NO, FBSDP_NO, PSDP_NO, BHI_NO, PBRSB_NO, GDS_NO, RFDS_NO.
+constexpr uint64_t arch_capabilities = 1ull << 0 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 8 | 1 << 13 | 1 << 14 |
+                                       1 << 15 | 1 << 20 | 1 << 24 | 1 << 26 | 1 << 27;
 
 bool write_misc_enable(uint64_t& register_, uint64_t value) {
     if (value & ~(misc_enable_read_only | MiscEnable::fast_strings))
@@ -49,11 +61,15 @@ std::optional<uint64_t> CommonMsrs::read(uint32_t msr) const {
     case Msr::mcg_status:
         return storage.mcg_status;
     case Msr::misc_enable:
-        return misc_enable | misc_enable_fixed;
-    case Msr::debugctl: // neither branch records nor Debug Store are offered to the guest
-        return 0;
+        return misc_enable | misc_enable_fixed(facility);
+    case Msr::arch_capabilities:
+        return cpuid.has(Feature::arch_capabilities) ? std::optional(arch_capabilities) : std::nullopt;
+    case Msr::debugctl:
+        if (!facility) // neither branch records nor Debug Store are offered to the guest
+            return 0;
+        [[fallthrough]];
     default:
-        return std::nullopt;
+        return facility ? facility->read_msr(msr) : std::nullopt;
     }
 }
 
@@ -74,9 +90,11 @@ bool CommonMsrs::write(uint32_t msr, uint64_t value) const {
     case Msr::misc_enable:
         return write_misc_enable(misc_enable, value);
     case Msr::debugctl:
-        return value == 0;
+        if (!facility)
+            return value == 0;
+        [[fallthrough]];
     default:
-        return false;
+        return facility && facility->write_msr(msr, value);
     }
 }
 

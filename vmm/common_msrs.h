@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "ds/facility.h"
 #include "vmm/msr_storage.h"
 #include "vmm/soft/cpuid.h"
 #include "vmm/vcpu.h"
@@ -19,6 +20,7 @@ struct CommonMsrs {
     uint64_t& misc_enable;
     CpuPins& pins;
     const CpuidModel& cpuid;
+    ds::Facility* facility; // Debug Store and counters; null: there are none
 
     /// Goes to the local APIC: the machine's clock must be exact.
     static bool is_apic(const CpuidModel& cpuid, uint32_t msr);

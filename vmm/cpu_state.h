@@ -127,7 +127,6 @@ struct CpuState {
     uint64_t pat = 0x0007040600070406, tsc_aux = 0;
     uint64_t tsc = 0; // value at this boundary
     uint64_t misc_enable = 1; // fast strings
-    uint64_t debugctl = 0, ds_area = 0;
     MsrStorage msrs;
 
     InterruptShadow shadow = InterruptShadow::none;

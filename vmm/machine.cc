@@ -213,6 +213,8 @@ void Machine::on_init(unsigned index) {
         return;
     }
     init_now(*processor.vcpu);
+    if (ds::Facility* facility = processor.vcpu->facility())
+        facility->init();
 }
 
 void Machine::on_startup(unsigned index, uint8_t vector) {

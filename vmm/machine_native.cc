@@ -32,7 +32,7 @@ Result<> Machine::build_native() {
         return Unexpected(vm.error());
     native_ = std::make_unique<Native>(std::move(*vm), std::move(*alarm));
     // KVM may answer TSC_DEADLINE itself, whatever its MSR filter says, and then nothing would ever come of it.
-    config_.cpuid = config_.cpuid.without(Feature::tsc_deadline).with_tsc_hz(native_->vm->tsc_hz());
+    config_.cpuid = config_.cpuid.without(Feature::tsc_deadline).without_debug_store().with_tsc_hz(native_->vm->tsc_hz());
     clock_.set_tsc_hz(native_->vm->tsc_hz());
     kvm::KvmVcpu::install_kick_signal();
     return {};

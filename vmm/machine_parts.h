@@ -45,6 +45,7 @@ class Machine::Pins final : public CpuPins {
     uint8_t acknowledge_interrupt() override { return lapic_.acknowledge_interrupt(); }
     bool nmi_pending() const override { return lapic_.nmi_pending(); }
     void acknowledge_nmi() override { lapic_.acknowledge_nmi(); }
+    void raise_pmi() override { lapic_.deliver_pmi(); }
     uint8_t read_cr8() const override { return lapic_.read_cr8(); }
     void write_cr8(uint8_t priority) override { lapic_.write_cr8(priority); }
     std::optional<uint64_t> read_apic_msr(uint32_t msr) override { return lapic_.read_msr(msr); }

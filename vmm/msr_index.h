@@ -6,7 +6,7 @@
 namespace vtrace::Msr {
 
 inline constexpr uint32_t tsc = 0x10, platform_id = 0x17, apic_base = 0x1b, tsc_adjust = 0x3b,
-                          bios_update_trigger = 0x79, bios_sign_id = 0x8b, mtrr_cap = 0xfe, sysenter_cs = 0x174,
+                          bios_update_trigger = 0x79, bios_sign_id = 0x8b, mtrr_cap = 0xfe, arch_capabilities = 0x10a, sysenter_cs = 0x174,
                           sysenter_esp = 0x175, sysenter_eip = 0x176, mcg_cap = 0x179, mcg_status = 0x17a,
                           misc_enable = 0x1a0, debugctl = 0x1d9, mtrr_variable_first = 0x200, mtrr_fix64k = 0x250,
                           mtrr_fix16k_first = 0x258, mtrr_fix4k_first = 0x268, pat = 0x277, mtrr_default = 0x2ff,

@@ -32,6 +32,9 @@ class CpuPins {
     virtual bool nmi_pending() const = 0;
     virtual void acknowledge_nmi() = 0;
 
+    /// A performance monitoring interrupt, of counters or Debug Store: LVT PC says what becomes of it.
+    virtual void raise_pmi() = 0;
+
     /// CR8, the APIC's task priority, 0..15.
     virtual uint8_t read_cr8() const = 0;
     virtual void write_cr8(uint8_t priority) = 0;

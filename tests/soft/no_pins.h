@@ -16,6 +16,7 @@ class NoPins final : public CpuPins {
     uint8_t acknowledge_interrupt() override { return 0; }
     bool nmi_pending() const override { return false; }
     void acknowledge_nmi() override {}
+    void raise_pmi() override {}
     uint8_t read_cr8() const override { return 0; }
     void write_cr8(uint8_t) override {}
     std::optional<uint64_t> read_apic_msr(uint32_t) override { return std::nullopt; }

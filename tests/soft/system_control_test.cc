@@ -132,7 +132,9 @@ TEST_CASE("CPUID tells the state, and only what there is", "[control]") {
     CHECK((leaf(1)[3] >> 9 & 1) == 1);
     m.pins().apic_base = 0xfee0'0000;
     CHECK((leaf(1)[3] >> 9 & 1) == 0);
-    CHECK((leaf(1)[3] >> 21 & 1) == 0); // DS
+    CHECK((leaf(1)[3] >> 21 & 1) == 1); // DS
+    CHECK((leaf(1)[2] & (1 << 2 | 1 << 4 | 1 << 15)) == (1 << 2 | 1 << 4 | 1 << 15)); // DTES64, DS-CPL, PDCM
+    CHECK(leaf(0xa) == std::array<uint64_t, 4>{0x07280203, 0, 0, 3 | 40 << 5});
     CHECK(leaf(0x8000'0008)[0] == 0x3028);
     CHECK(leaf(0x15) == std::array<uint64_t, 4>{1, 40, 25'000'000, 0});
     CHECK(leaf(0x20) == leaf(0x16));                 // beyond the last

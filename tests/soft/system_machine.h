@@ -85,6 +85,7 @@ class SystemMachine {
 struct SystemMachine::Pins final : CpuPins {
     std::map<uint16_t, uint32_t> ports;
     uint8_t cr8 = 0;
+    unsigned pmis = 0;
     uint64_t apic_base = 0xfee0'0900;
 
     uint32_t io_read(uint16_t port, unsigned) override { return ports[port]; }
@@ -95,6 +96,7 @@ struct SystemMachine::Pins final : CpuPins {
     uint8_t acknowledge_interrupt() override { return 0; }
     bool nmi_pending() const override { return false; }
     void acknowledge_nmi() override {}
+    void raise_pmi() override { ++pmis; }
     uint8_t read_cr8() const override { return cr8; }
     void write_cr8(uint8_t priority) override { cr8 = priority; }
     std::optional<uint64_t> read_apic_msr(uint32_t msr) override {

@@ -63,7 +63,7 @@ class KvmVcpu final : public Vcpu {
     void inject_events();
     VcpuRun stop();
     VcpuRun enter_failed(int error) const;
-    CommonMsrs msrs() { return {kept_.msrs, kept_.misc_enable, pins_, cpu_.cpuid()}; }
+    CommonMsrs msrs() { return {kept_.msrs, kept_.misc_enable, pins_, cpu_.cpuid(), nullptr}; }
     VcpuRun handle_exit();
     void handle_io();
     void handle_mmio();

@@ -49,6 +49,7 @@ Block* BlockCache::get(Cpu& cpu, Gpa gpa) {
         invalidate_all();
 
     Op ops[max_block_instructions + 1];
+    ds::InstructionEvents events[max_block_instructions];
     unsigned count = 0, length = 0;
     bool ends = false;
     Decoded previous{};
@@ -64,6 +65,7 @@ Block* BlockCache::get(Cpu& cpu, Gpa gpa) {
         place_op(op, length);
         length += op.len;
         ends = decoded.ends_block;
+        events[count] = decoded.events;
         if (count > 0)
             if (Handler fused = fused_handler(previous, decoded))
                 ops[count - 1].fn = fused;
@@ -82,14 +84,16 @@ Block* BlockCache::get(Cpu& cpu, Gpa gpa) {
     for (unsigned i = 0; i < op_count; ++i)
         ops[i].left = static_cast<uint8_t>(count - i);
 
-    auto* block = static_cast<Block*>(std::malloc(sizeof(Block) + op_count * sizeof(Op)));
+    auto* block = static_cast<Block*>(std::malloc(Block::bytes(op_count, count)));
     if (!block)
         throw std::bad_alloc();
     block->gpa = gpa;
     block->count = count;
     block->length = static_cast<uint16_t>(length);
     block->mode = cpu.mode;
+    block->op_count = static_cast<uint8_t>(op_count);
     std::copy_n(ops, op_count, block->ops);
+    std::copy_n(events, count, block->events());
 
     if (!page) {
         page = std::make_unique<CodePage>();

@@ -1,4 +1,5 @@
 // CPUID, MSRs, time stamps, caches, random numbers (SDM vol. 2, under these names).
+#include "vmm/soft/monitor.h"
 #include "vmm/soft/system.h"
 #include "vmm/soft/system_handlers.h"
 #include "vmm/soft/system_operand.h"
@@ -65,6 +66,18 @@ uint64_t random_at(uint64_t time) {
     return x ^ x >> 31;
 }
 
+/// Counters are exact at an instruction that is executed alone.
+bool counted_up_to_here(Cpu& cpu, const Op* op) {
+    if (cpu.single)
+        return true;
+    cpu.leave_before(op, Leave::restart_single);
+    return false;
+}
+
+bool reads_counters(const Cpu& cpu) {
+    return cpu.monitor && cpu.monitor->facility().owns(static_cast<uint32_t>(cpu.gpr[RCX]));
+}
+
 } // namespace
 
 const Op* op_cpuid(Cpu& cpu, const Op* op) {
@@ -79,6 +92,8 @@ const Op* op_cpuid(Cpu& cpu, const Op* op) {
 const Op* op_rdmsr(Cpu& cpu, const Op* op) {
     if (cpu.cpl != 0)
         return cpu.raise(op, Vector::gp, 0);
+    if (reads_counters(cpu) && !counted_up_to_here(cpu, op))
+        return nullptr;
     const std::optional<uint64_t> value = read_msr(cpu, op, static_cast<uint32_t>(cpu.gpr[RCX]));
     if (!value)
         return cpu.raise(op, Vector::gp, 0);
@@ -89,6 +104,8 @@ const Op* op_rdmsr(Cpu& cpu, const Op* op) {
 const Op* op_wrmsr(Cpu& cpu, const Op* op) {
     if (cpu.cpl != 0)
         return cpu.raise(op, Vector::gp, 0);
+    if (reads_counters(cpu) && !counted_up_to_here(cpu, op))
+        return nullptr;
     const uint64_t value = cpu.gpr[RDX] << 32 | static_cast<uint32_t>(cpu.gpr[RAX]);
     if (!write_msr(cpu, op, static_cast<uint32_t>(cpu.gpr[RCX]), value))
         return cpu.raise(op, Vector::gp, 0);
@@ -110,9 +127,17 @@ const Op* op_rdtscp(Cpu& cpu, const Op* op) {
     VTRACE_NEXT_BY_LOOP(cpu, op);
 }
 
-/// There are no performance counters, so every number is out of range: #GP(0) for all.
 const Op* op_rdpmc(Cpu& cpu, const Op* op) {
-    return cpu.raise(op, Vector::gp, 0);
+    const bool allowed = cpu.cpl == 0 || (cpu.cr4 & Cr4::pce) || !(cpu.cr0 & Cr0::pe);
+    if (!allowed || !cpu.monitor)
+        return cpu.raise(op, Vector::gp, 0);
+    if (!counted_up_to_here(cpu, op))
+        return nullptr;
+    const auto value = cpu.monitor->facility().read_pmc(static_cast<uint32_t>(cpu.gpr[RCX]));
+    if (!value)
+        return cpu.raise(op, Vector::gp, 0);
+    set_edx_eax(cpu, *value);
+    return retire(cpu, op);
 }
 
 const Op* op_wbinvd(Cpu& cpu, const Op* op) {

@@ -3,26 +3,20 @@
 #include <algorithm>
 
 #include "vmm/soft/block_cache.h"
+#include "vmm/soft/monitor.h"
 
 namespace vtrace::soft {
-namespace {
-
-/// Where records go when nobody records: one slot, written over and over.
-ds::BtsCursor& scratch_cursor() {
-    static thread_local ds::BtsRecord record;
-    static thread_local ds::BtsCursor cursor{&record, &record + 1, 0};
-    return cursor;
-}
-
-} // namespace
-
 Cpu::Cpu(GuestMemory& guest_memory, CpuPins& cpu_pins, Clock& machine_clock, const CpuidModel& model)
     : memory(guest_memory), pins(cpu_pins), clock(machine_clock), cpuid(model) {
     gpr[two_gib_register] = 1ull << 31;
-    bts = &scratch_cursor();
+    bts = &scratch_cursor;
+    if (const ds::CpuModel* processor = model.debug_store())
+        monitor = std::make_unique<Monitor>(*this, *processor);
     flush_tlb();
     set_state(CpuState{});
 }
+
+Cpu::~Cpu() = default;
 
 void Cpu::set_rflags(uint64_t value) {
     flags.set(value);
@@ -70,8 +64,9 @@ void Cpu::update_mode() {
 void Cpu::record_to(const Recording& where) {
     recording = where;
     run_started = clock.now(); // time may have passed without this engine
-    bts = where.store ? &where.store->cursor() : &scratch_cursor();
+    bts = where.store ? &where.store->cursor() : &scratch_cursor;
     update_recording();
+    watch_branches(monitor && monitor->watches_branches());
 }
 
 void Cpu::update_recording() {
@@ -81,11 +76,30 @@ void Cpu::update_recording() {
 
 void Cpu::drain_records() {
     if (recording.store)
-        recording.store->drain(run_started + retired_in_run(), run_retired_base + retired_in_run());
+        recording.store->drain(time_at_boundary(), retired_ever());
 }
 
+void Cpu::after_append() {
+    if (monitor && monitor->watches_branches()) {
+        const ds::BtsRecord* last = bts->stride ? bts->index - 1 : bts->index;
+        monitor->on_record(*last);
+    }
+    if (recording.store && recording.store->drain_due())
+        drain_records();
+}
+
+void Cpu::watch_branches(bool on) {
+    scratch_cursor.threshold = on ? &scratch_record : &scratch_record + 1;
+    if (recording.store)
+        recording.store->watch(on);
+}
+
+bool needs_run_loop(const Cpu& cpu) { return cpu.monitor && cpu.monitor->attention(); }
+
 const Op* drain_and_enter(Cpu& cpu, Block* next, uint64_t rip) {
-    cpu.drain_records();
+    cpu.after_append();
+    if (needs_run_loop(cpu))
+        return cpu.leave_at(rip, Leave::boundary);
     return enter_block(cpu, next, rip);
 }
 
@@ -219,8 +233,6 @@ CpuState Cpu::state() const {
     s.tsc_aux = tsc_aux;
     s.tsc = clock.tsc_ticks(clock.now()) + tsc_offset;
     s.misc_enable = misc_enable;
-    s.debugctl = debugctl;
-    s.ds_area = ds_area;
     s.shadow = shadow;
     s.activity = activity;
     s.nmi_blocked = nmi_blocked;
@@ -261,8 +273,6 @@ void Cpu::set_state(const CpuState& s) {
     tsc_aux = s.tsc_aux;
     tsc_offset = s.tsc - clock.tsc_ticks(clock.now());
     misc_enable = s.misc_enable;
-    debugctl = s.debugctl;
-    ds_area = s.ds_area;
     shadow = s.shadow;
     activity = s.activity;
     nmi_blocked = s.nmi_blocked;

@@ -26,6 +26,7 @@
 namespace vtrace::soft {
 
 class BlockCache;
+class Monitor;
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Software TLB
@@ -134,7 +135,7 @@ struct Cpu {
     Block* block = nullptr;
     TlbEntry* tlb = nullptr; // of the current context
     JumpEntry* jumps = nullptr; // entries of jump_table
-    ds::BtsCursor* bts = nullptr; // never null: where nothing is recorded it leads to a scratch slot
+    ds::BtsCursor* bts = nullptr; // never null: where nothing is recorded it leads to scratch_record
     uint64_t segment_base[6] = {}; // 0 for ES, CS, SS, DS in 64-bit mode
     uint32_t fp_blocked = 0;       // FpBlock bits: why an FPU/SSE instruction faults now; 0 = none
     CodeMode mode = CodeMode::bits16;
@@ -153,7 +154,7 @@ struct Cpu {
     uint64_t dr6 = 0xffff0ff0, dr7 = 0x400;
     uint64_t efer = 0, star = 0, lstar = 0, cstar = 0, sfmask = 0, kernel_gs_base = 0;
     uint64_t sysenter_cs = 0, sysenter_esp = 0, sysenter_eip = 0;
-    uint64_t pat = 0, tsc_aux = 0, tsc_offset = 0, misc_enable = 0, debugctl = 0, ds_area = 0;
+    uint64_t pat = 0, tsc_aux = 0, tsc_offset = 0, misc_enable = 0;
     MsrStorage msrs; // what only stores: MTRRs and the like
     InterruptShadow shadow = InterruptShadow::none;
     ActivityState activity = ActivityState::running;
@@ -175,6 +176,9 @@ struct Cpu {
     Clock& clock;
     BlockCache* blocks = nullptr;
     Recording recording;
+    std::unique_ptr<Monitor> monitor; // null: the model has no Debug Store and no counters
+    ds::BtsRecord scratch_record{};
+    ds::BtsCursor scratch_cursor{&scratch_record, &scratch_record + 1, 0};
     const Op* link_request = nullptr; // an op that left for want of a link: the run loop may fill it
     const CpuidModel& cpuid;
     VirtualTime run_started = 0; // virtual time at the start of this run(), when budget was run_budget
@@ -192,6 +196,7 @@ struct Cpu {
     unsigned other_jumps_are = ~0u; // CPL and mode that the table JumpKind::other was filled under
 
     Cpu(GuestMemory& memory, CpuPins& pins, Clock& clock, const CpuidModel& cpuid);
+    ~Cpu();
 
     // --- registers ---------------------------------------------------------------------------------------------------
     template <class T>
@@ -228,6 +233,9 @@ struct Cpu {
     bool code64() const { return mode == CodeMode::bits64; }
     /// Instructions retired in this run(), at a boundary or the end of a block.
     uint64_t retired_in_run() const { return run_budget - budget; }
+    /// Instructions retired since construction, and virtual time, there.
+    uint64_t retired_ever() const { return run_retired_base + retired_in_run(); }
+    VirtualTime time_at_boundary() const { return run_started + retired_in_run(); }
     /// Instructions retired in this run() before `op`.
     uint64_t retired_before(const Op* op) const { return run_budget - (budget + op->left); }
     /// Virtual time of `op`, and its TSC, for those that only read it: no device learns of it, as with sync_clock().
@@ -359,6 +367,8 @@ struct Cpu {
     bool translate(uint64_t address, Access access, MmuContext context, Translation& result);
     /// Where a supervisor's read of `address` would go, without any effect.
     std::optional<Gpa> peek(uint64_t address) const;
+    /// Gives the TLB of this context what translate() found.
+    void remember_translation(uint64_t address, const Translation& where, MmuContext context);
     bool system_read(uint64_t address, void* bytes, unsigned size, MmuContext context = MmuContext::supervisor);
     bool system_write(uint64_t address, const void* bytes, unsigned size, MmuContext context = MmuContext::supervisor);
     template <class T>
@@ -392,8 +402,12 @@ struct Cpu {
     /// At the retirement of a block's last instruction, or in event delivery. Linear addresses.
     void record(uint64_t from, uint64_t to, uint64_t kind_flags = 0) {
         if (VTRACE_UNLIKELY(bts->append(from, to, kind_flags)))
-            drain_records();
+            after_append();
     }
+    /// append() has asked: the area is full, or the monitor wants to see each record.
+    void after_append();
+    /// Every append() is to ask. For the monitor.
+    void watch_branches(bool on);
     void record_to(const Recording& where); // at a boundary
     void drain_records();
     void update_recording(); // CPL changed; before the branch that changes it is recorded
@@ -466,6 +480,9 @@ inline bool EaAny::get(Cpu& cpu, const Op* op, unsigned size, bool write, uint64
 
 // ---------------------------------------------------------------------------------------------------------------------
 // From block to block
+
+/// The run loop is wanted before the next block.
+bool needs_run_loop(const Cpu& cpu);
 
 /// Enters `next` at linear address `address` (== RIP in 64-bit mode; `rip` otherwise the offset in CS).
 inline const Op* enter_block(Cpu& cpu, Block* next, uint64_t rip) {

@@ -18,12 +18,6 @@ namespace {
 constexpr uint32_t max_basic = 0x16, hypervisor_base = 0x4000'0000, extended_base = 0x8000'0000,
                    max_extended = 0x8000'0008;
 
-/// Family 6, model 28 (Bonnell), stepping 10. It executes in order: operating systems know that none of the speculation
-/// bugs are in it and leave out their mitigations, which would be in every trace. "x86-64-v2" has the same signature
-/// for that reason, though no Bonnell has all of its features; so has it no use for IA32_ARCH_CAPABILITIES. (Stepping 2
-/// would have erratum AAE44 and lose PSE.)
-constexpr uint32_t bonnell = 0x000106ca;
-
 constexpr uint64_t set_of(std::initializer_list<Feature> features) {
     uint64_t set = 0;
     for (Feature feature : features)
@@ -31,22 +25,41 @@ constexpr uint64_t set_of(std::initializer_list<Feature> features) {
     return set;
 }
 
-constexpr uint64_t atom_features =
-    set_of({Feature::sse3, Feature::ssse3, Feature::cx16, Feature::lahf_lm, Feature::x2apic, Feature::tsc_deadline,
-            Feature::nx, Feature::pge, Feature::sep, Feature::syscall, Feature::erms});
+// What a model has of instructions is what its processor had, as far as the engine has it (no AES, AVX, BMI, TSX); all
+// have x2APIC and, with it, what spares a guest time (ERMS, TSC deadlines).
+constexpr uint64_t common_features =
+    set_of({Feature::x2apic, Feature::tsc_deadline, Feature::pge, Feature::sep, Feature::erms});
+constexpr uint64_t netburst64_features =
+    common_features | set_of({Feature::lm, Feature::syscall, Feature::nx, Feature::sse3, Feature::cx16, Feature::lahf_lm});
+constexpr uint64_t atom_features = netburst64_features | set_of({Feature::ssse3});
+constexpr uint64_t core2_features = atom_features | set_of({Feature::sse4_1, Feature::arch_capabilities});
+constexpr uint64_t nehalem_features =
+    core2_features | set_of({Feature::sse4_2, Feature::popcnt, Feature::rdtscp});
+constexpr uint64_t sandybridge_features =
+    nehalem_features | set_of({Feature::pcid, Feature::xsave, Feature::xsaveopt});
+constexpr uint64_t haswell_features =
+    sandybridge_features | set_of({Feature::fsgsbase, Feature::smep, Feature::invpcid, Feature::rdrand,
+                                   Feature::tsc_adjust, Feature::gbpages});
+constexpr uint64_t skylake_features =
+    haswell_features | set_of({Feature::smap, Feature::rdseed, Feature::clflushopt});
+constexpr uint64_t icelake_features = skylake_features | set_of({Feature::umip});
+constexpr uint64_t v2_features = icelake_features & ~set_of({Feature::arch_capabilities});
 
-constexpr uint64_t v2_features =
-    atom_features |
-    set_of({Feature::sse4_1, Feature::sse4_2, Feature::popcnt, Feature::rdtscp, Feature::fsgsbase, Feature::smep,
-            Feature::smap, Feature::umip, Feature::pcid, Feature::invpcid, Feature::xsave, Feature::xsaveopt,
-            Feature::rdrand, Feature::rdseed, Feature::clflushopt, Feature::tsc_adjust, Feature::gbpages});
-
+/// Features by name; the signature is the row's of the same name in ds::cpu_models(), else Bonnell's. Bonnell executes in
+/// order: operating systems know that none of the speculation bugs are in it and leave out their mitigations, which would
+/// be in every trace. So "x86-64-v2" has its signature, though no Bonnell has all of those features. (Stepping 2 would have
+/// erratum AAE44 and lose PSE.) The others say by IA32_ARCH_CAPABILITIES what they don't suffer from.
 struct NamedModel {
     std::string_view name;
-    uint32_t signature;
     uint64_t features;
 };
-constexpr NamedModel models[] = {{"atom", bonnell, atom_features}, {"x86-64-v2", bonnell, v2_features}};
+constexpr NamedModel models[] = {
+    {"atom", atom_features},           {"x86-64-v2", v2_features},         {"netburst", common_features},
+    {"netburst64", netburst64_features}, {"pentium-m", common_features},   {"core2", core2_features},
+    {"nehalem", nehalem_features},     {"sandybridge", sandybridge_features}, {"haswell", haswell_features},
+    {"skylake", skylake_features},     {"icelake", icelake_features},
+};
+constexpr std::string_view bonnell = "atom";
 
 /// A feature's bit in a register of a leaf; `always`: every model has it.
 struct FeatureBit {
@@ -75,6 +88,29 @@ uint32_t four_chars(const char* text) {
     return value;
 }
 
+/// DTES64, DS-CPL, PDCM.
+uint32_t debug_store_ecx(const CpuidModel& model) {
+    const ds::CpuModel* store = model.debug_store();
+    if (!store)
+        return 0;
+    return (store->dtes64 ? bits({2}) : 0) | (store->ds_cpl ? bits({4}) : 0) | (store->pdcm() ? bits({15}) : 0);
+}
+
+/// Architectural performance monitoring.
+CpuidResult leaf_a(const CpuidModel& model) {
+    const ds::CpuModel* store = model.debug_store();
+    if (!store || !store->pmu.version)
+        return {0, 0, 0, 0};
+    const ds::PmuModel& pmu = store->pmu;
+    // EBX tells by set bits which of the seven architectural events are missing: none is, though cache events count
+    // nothing.
+    constexpr uint32_t events = 7, no_any_thread = 1 << 15;
+    const uint32_t eax = pmu.version | pmu.counters << 8 | pmu.counter_width << 16 | events << 24;
+    const uint32_t fixed_mask = pmu.version >= 5 ? (1u << pmu.fixed_counters) - 1 : 0;
+    const uint32_t edx = pmu.fixed_counters | pmu.fixed_width << 5 | (pmu.version >= 5 ? no_any_thread : 0);
+    return {eax, 0, fixed_mask, edx};
+}
+
 CpuidResult leaf_1(const CpuidModel& model, uint32_t signature) {
     using F = Feature;
     constexpr uint32_t clflush_line = 64 / 8 << 8, one_processor = 1 << 16;
@@ -91,10 +127,10 @@ CpuidResult leaf_1(const CpuidModel& model, uint32_t signature) {
                                          {F::tsc_deadline, 24},
                                          {F::xsave, 26},
                                          {F::rdrand, 30}}) |
-                         bits({31}); // hypervisor
+                         bits({31}) | debug_store_ecx(model); // hypervisor
     // FPU DE PSE TSC MSR PAE MCE CX8 APIC MTRR MCA CMOV PAT PSE36 CLFSH MMX FXSR SSE SSE2. No VME: there is no VM86.
     const uint32_t edx = bits({0, 2, 3, 4, 5, 6, 7, 8, 9, 12, 14, 15, 16, 17, 19, 23, 24, 25, 26}) |
-                         bits_of(model, {{F::sep, 11}, {F::pge, 13}});
+                         bits_of(model, {{F::sep, 11}, {F::pge, 13}}) | (model.debug_store() ? bits({21}) : 0); // DS
     return {signature, clflush_line | one_processor, ecx, edx};
 }
 
@@ -126,7 +162,7 @@ CpuidResult leaf_7(const CpuidModel& model, uint32_t subleaf) {
                                          {F::adx, 19},
                                          {F::smap, 20},
                                          {F::clflushopt, 23}});
-    return {0, ebx, bits_of(model, {{F::umip, 2}}), 0};
+    return {0, ebx, bits_of(model, {{F::umip, 2}}), bits_of(model, {{F::arch_capabilities, 29}})};
 }
 
 /// Extended topology: one thread a core, cores up to the eight bits of an APIC id. EDX, the id, is the engine's.
@@ -178,6 +214,8 @@ CpuidResult basic_leaf(const CpuidModel& model, uint32_t signature, uint32_t lea
         return {bits({2}), 0, 0, 0};
     case 7:
         return leaf_7(model, subleaf);
+    case 0xa:
+        return leaf_a(model);
     case 0xb:
         return leaf_b(subleaf);
     case 0xd:
@@ -186,7 +224,7 @@ CpuidResult basic_leaf(const CpuidModel& model, uint32_t signature, uint32_t lea
         return leaf_15(model.tsc_hz());
     case 0x16:
         return leaf_16(model.tsc_hz());
-    default: // 0AH among them: no performance counters
+    default:
         return {0, 0, 0, 0};
     }
 }
@@ -211,7 +249,7 @@ CpuidResult extended_leaf(const CpuidModel& model, uint32_t leaf) {
         return {max_extended, 0, 0, 0};
     case extended_base + 1:
         return {0, 0, bits_of(model, {{F::lahf_lm, 0}, {F::lzcnt, 5}}),
-                bits_of(model, {{F::syscall, 11}, {F::nx, 20}, {F::gbpages, 26}, {F::rdtscp, 27}}) | bits({29})}; // LM
+                bits_of(model, {{F::syscall, 11}, {F::nx, 20}, {F::gbpages, 26}, {F::rdtscp, 27}, {F::lm, 29}})};
     case extended_base + 2:
     case extended_base + 3:
     case extended_base + 4:
@@ -236,7 +274,9 @@ Result<CpuidModel> CpuidModel::by_name(std::string_view name) {
         CpuidModel model;
         model.name_ = candidate.name;
         model.features_ = candidate.features;
-        model.signature_ = candidate.signature;
+        const auto own = ds::find_cpu_model(candidate.name);
+        model.debug_store_ = own ? *own : nullptr;
+        model.signature_ = (own ? *own : *ds::find_cpu_model(bonnell))->signature;
         for (unsigned i = 0; i < static_cast<unsigned>(Feature::count); ++i) {
             const auto feature = static_cast<Feature>(i);
             if (model.has(feature) && !soft::host_supports(feature))
@@ -245,6 +285,12 @@ Result<CpuidModel> CpuidModel::by_name(std::string_view name) {
         return model;
     }
     return fail("no CPU model '{}'; there are: {}", name, fmt::join(names(), ", "));
+}
+
+CpuidModel CpuidModel::without_debug_store() const {
+    CpuidModel model = *this;
+    model.debug_store_ = nullptr;
+    return model;
 }
 
 CpuidModel CpuidModel::without(Feature feature) const {

@@ -4,27 +4,10 @@
 #include <limits>
 
 #include "vmm/soft/fuse.h"
+#include "vmm/soft/instruction_events.h"
 
 namespace vtrace::soft {
 namespace {
-
-ZydisDecoder make_decoder(CodeMode mode, const CpuidModel& cpuid) {
-    ZydisDecoder decoder;
-    ZydisMachineMode machine = mode == CodeMode::bits64   ? ZYDIS_MACHINE_MODE_LONG_64
-                               : mode == CodeMode::bits32 ? ZYDIS_MACHINE_MODE_LEGACY_32
-                                                          : ZYDIS_MACHINE_MODE_LEGACY_16;
-    ZydisStackWidth stack = mode == CodeMode::bits64   ? ZYDIS_STACK_WIDTH_64
-                            : mode == CodeMode::bits32 ? ZYDIS_STACK_WIDTH_32
-                                                       : ZYDIS_STACK_WIDTH_16;
-    ZydisDecoderInit(&decoder, machine, stack);
-    // What these extensions took from the NOP space is a NOP (and F3 BSF a BSF) on a processor without them.
-    for (ZydisDecoderMode off : {ZYDIS_DECODER_MODE_MPX, ZYDIS_DECODER_MODE_CET, ZYDIS_DECODER_MODE_CLDEMOTE,
-                                 ZYDIS_DECODER_MODE_WBNOINVD, ZYDIS_DECODER_MODE_KNC})
-        ZydisDecoderEnableMode(&decoder, off, ZYAN_FALSE);
-    ZydisDecoderEnableMode(&decoder, ZYDIS_DECODER_MODE_TZCNT, cpuid.has(Feature::bmi1));
-    ZydisDecoderEnableMode(&decoder, ZYDIS_DECODER_MODE_LZCNT, cpuid.has(Feature::lzcnt));
-    return decoder;
-}
 
 /// Does this processor have the instruction set that the instruction belongs to?
 bool offered(const ZydisDecodedInstruction& instruction, const CpuidModel& cpuid) {
@@ -153,6 +136,24 @@ Decoded no_instruction(Handler handler) {
 
 } // namespace
 
+ZydisDecoder make_decoder(CodeMode mode, const CpuidModel& cpuid) {
+    ZydisDecoder decoder;
+    ZydisMachineMode machine = mode == CodeMode::bits64   ? ZYDIS_MACHINE_MODE_LONG_64
+                               : mode == CodeMode::bits32 ? ZYDIS_MACHINE_MODE_LEGACY_32
+                                                          : ZYDIS_MACHINE_MODE_LEGACY_16;
+    ZydisStackWidth stack = mode == CodeMode::bits64   ? ZYDIS_STACK_WIDTH_64
+                            : mode == CodeMode::bits32 ? ZYDIS_STACK_WIDTH_32
+                                                       : ZYDIS_STACK_WIDTH_16;
+    ZydisDecoderInit(&decoder, machine, stack);
+    // What these extensions took from the NOP space is a NOP (and F3 BSF a BSF) on a processor without them.
+    for (ZydisDecoderMode off : {ZYDIS_DECODER_MODE_MPX, ZYDIS_DECODER_MODE_CET, ZYDIS_DECODER_MODE_CLDEMOTE,
+                                 ZYDIS_DECODER_MODE_WBNOINVD, ZYDIS_DECODER_MODE_KNC})
+        ZydisDecoderEnableMode(&decoder, off, ZYAN_FALSE);
+    ZydisDecoderEnableMode(&decoder, ZYDIS_DECODER_MODE_TZCNT, cpuid.has(Feature::bmi1));
+    ZydisDecoderEnableMode(&decoder, ZYDIS_DECODER_MODE_LZCNT, cpuid.has(Feature::lzcnt));
+    return decoder;
+}
+
 const Op* raise_undefined(Cpu& cpu, const Op* op) { return cpu.raise(op, Vector::ud); }
 
 uint8_t gpr_offset(ZydisRegister reg) {
@@ -228,6 +229,7 @@ Decoded decode_instruction(std::span<const uint8_t> bytes, CodeMode mode, const 
         op.len = length;
     } else {
         note_fusion(instruction, operands, mode, decoded);
+        decoded.events = instruction_events(instruction, operands);
     }
     return decoded;
 }

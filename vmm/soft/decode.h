@@ -27,6 +27,9 @@ struct DecodeInput {
     const CpuidModel& cpuid;
 };
 
+/// A decoder of code of this width, as the processor that CPUID describes decodes it.
+ZydisDecoder make_decoder(CodeMode mode, const CpuidModel& cpuid);
+
 /// Byte offset in Cpu::gpr of a general-purpose register of any width (AH..BH included). Asserts that it is one.
 uint8_t gpr_offset(ZydisRegister reg);
 
@@ -60,6 +63,7 @@ struct Decoded {
     Compare compare = Compare::none;
     uint8_t compare_width = 0;
     int8_t condition = -1;
+    ds::InstructionEvents events = 0; // what it is to performance counters
 };
 
 /// Decodes the instruction at the start of `bytes` (at most 15, fewer only at the end of what can be fetched). Never fails:

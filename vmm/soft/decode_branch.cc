@@ -46,6 +46,8 @@ const Op* take_branch(Cpu& cpu, const Op* op, uint64_t to, bool linkable) {
             return nullptr;
         cpu.budget += op->left - 1;
         cpu.record(cpu.code_linear(cpu.op_rip(op)), cpu.code_linear(to));
+        if (VTRACE_UNLIKELY(needs_run_loop(cpu)))
+            return cpu.leave_at(to, Leave::boundary);
         return continue_at(cpu, to);
     }
 }

@@ -3,6 +3,7 @@
 
 #include "vmm/soft/debug_register.h"
 #include "vmm/soft/descriptor.h"
+#include "vmm/soft/monitor.h"
 #include "vmm/soft/stack_frame.h"
 #include "vmm/soft/system.h"
 
@@ -243,6 +244,8 @@ void Delivery::finish() {
     const bool debug = event.vector == Vector::db && kind != EventKind::software_interrupt;
     if (debug && (cpu.dr7 & Dr7::gd))
         cpu.dr7 &= ~Dr7::gd;
+    if (debug && cpu.monitor)
+        cpu.monitor->facility().on_debug_exception();
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -274,6 +274,14 @@ void fill_tlb(Cpu& cpu, const Pieces::Piece& piece, MmuContext context) {
         cpu.note_large_page(page, piece.where.page_shift);
 }
 
+} // namespace
+
+void Cpu::remember_translation(uint64_t address, const Translation& where, MmuContext context) {
+    fill_tlb(*this, {address, 1, where, memory.at(where.gpa, 1)}, context);
+}
+
+namespace {
+
 /// The fault of a data access by an instruction: a non-canonical stack address is #SS, not #GP (SDM vol. 1, 3.3.7.1).
 bool data_fault(Cpu& cpu, const Op* op) {
     if (cpu.fault.vector == Vector::gp && op->seg == SS)

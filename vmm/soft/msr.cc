@@ -2,13 +2,16 @@
 // Those that are not the processor's alone: vmm/common_msrs.cc.
 #include "vmm/common_msrs.h"
 #include "vmm/msr_index.h"
+#include "vmm/soft/monitor.h"
 #include "vmm/soft/system.h"
 #include "vmm/soft/system_operand.h"
 
 namespace vtrace::soft {
 namespace {
 
-CommonMsrs common(Cpu& cpu) { return {cpu.msrs, cpu.misc_enable, cpu.pins, cpu.cpuid}; }
+CommonMsrs common(Cpu& cpu) {
+    return {cpu.msrs, cpu.misc_enable, cpu.pins, cpu.cpuid, cpu.monitor ? &cpu.monitor->facility() : nullptr};
+}
 
 bool write_efer(Cpu& cpu, uint64_t value) {
     uint64_t known = Efer::sce | Efer::lme | Efer::lma;

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "ds/events.h"
 #include "vmm/guest_memory.h"
 
 namespace vtrace::soft {
@@ -43,8 +44,17 @@ struct Block {
     uint32_t count;     // instructions
     uint16_t length;    // bytes
     CodeMode mode;
-    Op ops[];           // at most max_block_ops + 1
+    uint8_t op_count;   // of ops: one more than instructions where the last one only leaves the block
+    Op ops[];           // at most max_block_instructions + 1; then `count` InstructionEvents
+
+    /// What each instruction is to performance counters.
+    ds::InstructionEvents* events() { return reinterpret_cast<ds::InstructionEvents*>(ops + op_count); }
+    const ds::InstructionEvents* events() const { return const_cast<Block*>(this)->events(); }
+    static constexpr size_t bytes(unsigned op_count, unsigned count);
 };
+constexpr size_t Block::bytes(unsigned op_count, unsigned count) {
+    return sizeof(Block) + op_count * sizeof(Op) + count * sizeof(ds::InstructionEvents);
+}
 
 /// The block that a direct branch or a block's end leads to, kept in the op itself once known: null, or a block of the same
 /// page, which is forgotten only together with the one that links to it.

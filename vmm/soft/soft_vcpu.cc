@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "vmm/soft/decode.h"
+#include "vmm/soft/monitor.h"
 #include "vmm/soft/system.h"
 
 namespace vtrace::soft {
@@ -15,7 +16,7 @@ constexpr size_t max_logged_mappings = 1 << 20;
 } // namespace
 
 struct SoftVcpu::SingleBlock {
-    alignas(Block) unsigned char storage[sizeof(Block) + 2 * sizeof(Op)];
+    alignas(Block) unsigned char storage[Block::bytes(2, 1)];
     Block* block() { return reinterpret_cast<Block*>(storage); }
 };
 
@@ -48,6 +49,8 @@ void SoftVcpu::set_breakpoints(std::span<const Gva> addresses) {
 }
 
 SoftVcpu::~SoftVcpu() { blocks_->remove(*cpu_); }
+
+ds::Facility* SoftVcpu::facility() const { return cpu_->monitor ? &cpu_->monitor->facility() : nullptr; }
 
 CpuState SoftVcpu::state() const { return cpu_->state(); }
 void SoftVcpu::set_state(const CpuState& state) { cpu_->set_state(state); }
@@ -171,6 +174,8 @@ bool SoftVcpu::decode_single() {
     block->count = 1;
     block->length = decoded.op.len;
     block->mode = cpu.mode;
+    block->op_count = 2;
+    block->events()[0] = decoded.events;
     block->ops[0] = decoded.op;
     place_op(block->ops[0], 0);
     block->ops[0].left = 1;
@@ -195,6 +200,8 @@ void SoftVcpu::execute_block(Block* block) {
     const Op* op = block->ops;
     while (op)
         op = op->fn(cpu, op);
+    if (VTRACE_UNLIKELY(cpu.monitor != nullptr))
+        cpu.monitor->after_block(*block);
 }
 
 /// Executes the instruction at cpu.rip alone; device accesses and stores to code are then in order. False: it faulted.
@@ -210,6 +217,8 @@ bool SoftVcpu::run_alone() {
     // Time of a device access counts from run_budget: keep the difference.
     const int64_t run_budget = cpu.run_budget;
     cpu.run_budget = run_budget - rest;
+    if (cpu.monitor)
+        cpu.monitor->before_alone();
     cpu.single = true;
     execute_block(single_->block());
     cpu.single = false;
@@ -239,6 +248,9 @@ void SoftVcpu::execute_single() {
         }
     }
     const bool trap_flag = cpu.system_flags & Rflags::tf;
+    const bool traps_branches = cpu.monitor && cpu.monitor->facility().steps_on_branches();
+    if (traps_branches)
+        cpu.monitor->take_branch_taken();
     const uint64_t retired_before = cpu.retired_in_run();
     cpu.system_flags &= ~Rflags::rf; // holds for one instruction; IRET may set it for the next
     cpu.no_step_trap = false;
@@ -254,7 +266,7 @@ void SoftVcpu::execute_single() {
     if (cpu.shadow == InterruptShadow::mov_ss)
         return; // debug traps wait for the next instruction
     uint64_t bits = std::exchange(cpu.pending_db, 0);
-    if (trap_flag && !cpu.no_step_trap)
+    if (trap_flag && !cpu.no_step_trap && (!traps_branches || cpu.monitor->take_branch_taken()))
         bits |= dr6_single_step;
     if (bits && cpu.leave != Leave::shutdown && cpu.leave != Leave::unsupported) {
         cpu.dr6 |= bits;
@@ -343,6 +355,20 @@ SoftVcpu::Boundary SoftVcpu::at_boundary() {
     return alone ? Boundary::execute_single : Boundary::execute;
 }
 
+/// Takes from the budget what may not retire before the guest's counters are looked at, and returns it.
+int64_t SoftVcpu::hold_back(const Block* block) {
+    Cpu& cpu = *cpu_;
+    if (!cpu.monitor || !cpu.monitor->facility().counting())
+        return 0;
+    const uint64_t most = cpu.monitor->most_instructions(block);
+    if (most >= static_cast<uint64_t>(cpu.budget))
+        return 0;
+    const int64_t held_back = cpu.budget - static_cast<int64_t>(most);
+    cpu.budget -= held_back;
+    cpu.run_budget -= held_back;
+    return held_back;
+}
+
 VcpuRun SoftVcpu::run(uint64_t budget) {
     Cpu& cpu = *cpu_;
     cpu.run_started = cpu.clock.now();
@@ -372,15 +398,20 @@ VcpuRun SoftVcpu::run(uint64_t budget) {
         }
         if (cpu.budget <= 0)
             break;
+        if (cpu.monitor)
+            cpu.monitor->at_boundary();
 
         cpu.leave = Leave::lookup;
         Block* block = boundary == Boundary::execute ? find_block() : nullptr;
+        const int64_t held_back = hold_back(block);
         if (block && block->count <= static_cast<uint64_t>(cpu.budget))
             execute_block(block);
         else if (cpu.leave != Leave::fault)
             execute_single();
         if (cpu.leave == Leave::restart_single)
             execute_single();
+        cpu.budget += held_back;
+        cpu.run_budget += held_back;
         if (cpu.leave == Leave::breakpoint) {
             exit = VcpuExit::breakpoint;
             break;

@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "ds/facility.h"
 #include "vmm/soft/block_cache.h"
 #include "vmm/soft/cpu.h"
 
@@ -40,6 +41,8 @@ class SoftVcpu final : public Vcpu {
     ActivityState activity() const { return cpu_->activity; }
     /// Linear address of the next instruction.
     Gva next_instruction() const { return cpu_->code_linear(cpu_->rip); }
+    /// The guest's own Debug Store and counters; null: its model has none.
+    ds::Facility* facility() const;
     uint64_t tsc_offset() const { return cpu_->tsc_offset; }
     /// Instructions retired since construction.
     uint64_t retired() const { return cpu_->run_retired_base; }
@@ -62,6 +65,7 @@ class SoftVcpu final : public Vcpu {
     void execute_single();
     bool decode_single();
     bool run_alone();
+    int64_t hold_back(const Block* block);
     void note_code_page(uint64_t address, const Translation& where);
     void note_address_space();
 
