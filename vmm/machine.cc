@@ -132,6 +132,9 @@ void Machine::type_input() {
 Vcpu& Machine::vcpu(unsigned index) {
     return *processors_[index]->vcpu;
 }
+ds::Facility* Machine::facility(unsigned index) {
+    return processors_[index]->vcpu->facility();
+}
 uint64_t Machine::retired(unsigned index) const {
     return processors_[index]->vcpu->retired();
 }

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "ds/facility.h"
 #include "ds/result.h"
 #include "vmm/boot/boot.h"
 #include "vmm/bus.h"
@@ -134,6 +135,8 @@ class Machine {
     void log_accesses(std::vector<DeviceAccess>* log);
 
     GuestMemory& memory() { return memory_; }
+    /// The guest's own Debug Store and counters; null: its CPU model has none, or KVM runs it.
+    ds::Facility* facility(unsigned vcpu);
     Clock& clock() { return clock_; }
     Chipset& chipset() { return *chipset_; }
     const LoadedGuest& guest() const { return guest_; }

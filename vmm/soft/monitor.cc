@@ -115,6 +115,8 @@ void Monitor::on_record(const ds::BtsRecord& record) {
     }
     const bool mispredicted = facility_.branch(branch);
     branch_taken_ = true;
+    // The budget that a taken branch gives back must not let it into another block, uncounted.
+    attention_ |= facility_.wants_events();
     if (by_instruction) {
         taken_ = true;
         mispredicted_ = mispredicted;

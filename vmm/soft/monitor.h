@@ -41,8 +41,8 @@ class Monitor final : ds::GuestSpace, ds::PmiLine {
 
     /// All branches are to come to on_record().
     bool watches_branches() const { return watches_branches_; }
-    /// Something needs the run loop before the next block: an interrupt was raised, or code was written to. Clears it.
-    bool take_attention() { return std::exchange(attention_, false); }
+    /// Something needs the run loop before the next block: an interrupt was raised, code was written to, or events are
+    /// counted.
     bool attention() const { return attention_; }
     /// A branch was taken since the last call: for DEBUGCTL.BTF.
     bool take_branch_taken() { return std::exchange(branch_taken_, false); }

@@ -355,12 +355,15 @@ SoftVcpu::Boundary SoftVcpu::at_boundary() {
     return alone ? Boundary::execute_single : Boundary::execute;
 }
 
-/// Takes from the budget what may not retire before the guest's counters are looked at, and returns it.
-int64_t SoftVcpu::hold_back(const Block* block) {
+/// Takes from the budget what may not retire before the guest's counters are looked at, and returns it. What a counter may
+/// take a record of is executed alone: then `block` becomes null.
+int64_t SoftVcpu::hold_back(Block*& block) {
     Cpu& cpu = *cpu_;
     if (!cpu.monitor || !cpu.monitor->facility().counting())
         return 0;
     const uint64_t most = cpu.monitor->most_instructions(block);
+    if (most == 1)
+        block = nullptr;
     if (most >= static_cast<uint64_t>(cpu.budget))
         return 0;
     const int64_t held_back = cpu.budget - static_cast<int64_t>(most);

@@ -65,7 +65,7 @@ class SoftVcpu final : public Vcpu {
     void execute_single();
     bool decode_single();
     bool run_alone();
-    int64_t hold_back(const Block* block);
+    int64_t hold_back(Block*& block);
     void note_code_page(uint64_t address, const Translation& where);
     void note_address_space();
 
