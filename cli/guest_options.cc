@@ -96,7 +96,7 @@ void add_guest_options(CLI::App& app, GuestOptions& o) {
         ->check(CLI::Range(1u, max_vcpus))
         ->capture_default_str()
         ->group(machine);
-    app.add_option("--cpu", o.cpu, "Processor model")
+    app.add_option("--cpu", o.cpu, "Processor model: vtrace cpus lists them")
         ->check(CLI::IsMember(CpuidModel::names()))
         ->capture_default_str()
         ->group(machine);

@@ -21,6 +21,7 @@ constexpr Subcommand subcommands[] = {
     {"export", "Turn a trace into the files of other tools: flame graphs, callgrind, JSON lines ...", define_export},
     {"diff", "Compare two traces: where they part, and what changed", define_diff},
     {"info", "Describe a trace file: what is in it, and what is missing", define_info},
+    {"cpus", "List the processor models a guest can have, with what each has of the Debug Store", define_cpus},
     {"check", "Say what this host offers, and what vtrace will do with it", define_check},
 };
 

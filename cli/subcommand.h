@@ -22,6 +22,7 @@ struct Subcommand {
 };
 
 Action define_check(CLI::App& app);
+Action define_cpus(CLI::App& app);
 Action define_diff(CLI::App& app);
 Action define_dump(CLI::App& app);
 Action define_export(CLI::App& app);

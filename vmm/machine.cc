@@ -77,6 +77,10 @@ Result<> Machine::build() {
     if (!guest)
         return Unexpected(guest.error());
     guest_ = std::move(*guest);
+    if (guest_.state.long_mode() && !config_.cpuid.has(Feature::lm))
+        return fail("cannot boot '{}' on CPU model '{}': the guest is a 64-bit one, the processor has no 64-bit mode; take "
+                    "another --cpu ('vtrace cpus' lists them)",
+                    config_.boot.kernel_path, config_.cpuid.name());
 
     const auto blocks = std::make_shared<soft::BlockCache>(memory_);
     for (unsigned index = 0; index < config_.vcpus; ++index)

@@ -14,7 +14,9 @@ CommonMsrs common(Cpu& cpu) {
 }
 
 bool write_efer(Cpu& cpu, uint64_t value) {
-    uint64_t known = Efer::sce | Efer::lme | Efer::lma;
+    uint64_t known = Efer::sce;
+    if (cpu.cpuid.has(Feature::lm))
+        known |= Efer::lme | Efer::lma;
     if (cpu.cpuid.has(Feature::nx))
         known |= Efer::nxe;
     if (value & ~known)
