@@ -29,7 +29,10 @@ bool Facility::lbr_on() const {
     return (debugctl_ & model_.debugctl.lbr) && model_.lbr.depth && !(pmu_.global_status() & GlobalStatus::lbr_frz);
 }
 
-void Facility::update_wants() { wants_branches_ = storing_branches() || lbr_on() || steps_on_branches(); }
+void Facility::update_wants() {
+    wants_branches_ = storing_branches() || lbr_on() || steps_on_branches();
+    wants_kinds_ = lbr_on() || model_.predicted_flag;
+}
 
 void Facility::write_debugctl(uint64_t value) {
     debugctl_ = value;
@@ -131,9 +134,12 @@ void Facility::raise_pmi() {
 }
 
 bool Facility::branch(const Branch& branch) {
-    const bool mispredicted = predictor_.taken(branch.from, branch.to, branch.next, branch.events);
-    if (lbr_on())
-        lbr_.record(branch, mispredicted);
+    bool mispredicted = false;
+    if (wants_branch_kinds()) {
+        mispredicted = predictor_.taken(branch.from, branch.to, branch.next, branch.events);
+        if (lbr_on())
+            lbr_.record(branch, mispredicted);
+    }
     // The filter bits test the privilege level after the branch.
     const uint64_t off = branch.cpl == 0 ? model_.debugctl.bts_off_os : model_.debugctl.bts_off_usr;
     if (storing_branches() && !(debugctl_ & off)) {

@@ -45,6 +45,8 @@ class Facility final : private PmiLine {
 
     /// Every taken branch, interrupt and exception is to be told by branch().
     bool wants_branches() const { return wants_branches_; }
+    /// Also what kind of branch each is (Branch::events and next).
+    bool wants_branch_kinds() const { return wants_kinds_ || pmu_.needs_events(); }
     /// Counters count: retirement is to be told.
     bool counting() const { return pmu_.counting(); }
     /// By the instructions' events, not just by their number.
@@ -91,7 +93,7 @@ class Facility final : private PmiLine {
     Predictor predictor_;
     uint64_t debugctl_ = 0, pebs_data_cfg_ = 0;
     uint64_t pebs_frontend_ = 0, offcore_[2] = {}; // what they choose isn't modelled: they only store
-    bool wants_branches_ = false;
+    bool wants_branches_ = false, wants_kinds_ = false;
 };
 
 } // namespace vtrace::ds

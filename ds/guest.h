@@ -16,6 +16,9 @@ class GuestSpace {
     /// All of it, or false and nothing: a page isn't there, isn't RAM, or forbids it. Never a fault for the guest.
     virtual bool read(uint64_t linear, void* bytes, size_t size) = 0;
     virtual bool write(uint64_t linear, const void* bytes, size_t size) = 0;
+    /// Where [linear, +size) lies in host memory, for reading and writing right away; null: not known at once, or not in one
+    /// piece, or someone must hear of a write. Valid until the guest executes again.
+    virtual uint8_t* fast(uint64_t linear, size_t size) = 0;
 };
 
 /// The performance monitoring interrupt: the local APIC's LVT PC.

@@ -16,13 +16,15 @@ constexpr unsigned fixed_reset_slot = 8;
 
 } // namespace
 
+unsigned GuestArea::first_field(Part part) { return part == Part::bts ? 0 : fields_of_buffer; }
+
 uint64_t GuestArea::field_address(unsigned number) const {
     const uint64_t address = address_ + number * field_;
     return field_ == 4 ? static_cast<uint32_t>(address) : address;
 }
 
 bool GuestArea::read_buffer(Part part, Buffer& buffer) {
-    const unsigned first = part == Part::bts ? 0 : fields_of_buffer;
+    const unsigned first = first_field(part);
     if (field_ == 8)
         return memory_.read(field_address(first), &buffer, sizeof buffer);
     std::array<uint32_t, fields_of_buffer> narrow;
@@ -33,17 +35,21 @@ bool GuestArea::read_buffer(Part part, Buffer& buffer) {
 }
 
 bool GuestArea::write_index(Part part, uint64_t index) {
-    return memory_.write(field_address((part == Part::bts ? 0 : fields_of_buffer) + index_field), &index, field_);
+    return memory_.write(field_address(first_field(part) + index_field), &index, field_);
 }
 
-Stored GuestArea::store(Part part, std::span<const uint8_t> record, bool circular) {
+template <size_t Size>
+Stored GuestArea::store(Part part, const uint8_t* record, bool circular, size_t size) {
     Buffer buffer;
-    if (!read_buffer(part, buffer))
+    uint8_t* fields = field_ == 8 ? memory_.fast(field_address(first_field(part)), sizeof buffer) : nullptr;
+    if (fields)
+        std::memcpy(&buffer, fields, sizeof buffer);
+    else if (!read_buffer(part, buffer))
         return Stored::unusable;
-    // A record fits iff it ends at or before the absolute maximum: true of both ways to set that (facts of the manual,
-    // "a multiple of the record size plus 1", and of what operating systems write).
+    // A record fits iff it ends at or before the absolute maximum: right for both ways to set that, the manual's ("a
+    // multiple of the record size plus 1") and that of operating systems, which set it to the exact end.
     const auto fits = [&](uint64_t at) {
-        return at >= buffer.base && at <= buffer.absolute_maximum && buffer.absolute_maximum - at >= record.size();
+        return at >= buffer.base && at <= buffer.absolute_maximum && buffer.absolute_maximum - at >= size;
     };
     uint64_t at = buffer.index;
     if (part == Part::pebs)
@@ -55,14 +61,21 @@ Stored GuestArea::store(Part part, std::span<const uint8_t> record, bool circula
         if (!fits(at))
             return Stored::unusable;
     }
-    const uint64_t after = at + record.size();
-    // The index goes first: where it can't be written, no record is either; it lies in one page with what was just read,
-    // or else the record alone can fail, and the index is put back.
-    if (!write_index(part, circular && !fits(after) ? buffer.base : after))
-        return Stored::unusable;
-    if (!memory_.write(at, record.data(), record.size())) {
-        write_index(part, buffer.index);
-        return Stored::unusable;
+    const uint64_t after = at + size;
+    const uint64_t index = circular && !fits(after) ? buffer.base : after;
+    uint8_t* place = fields ? memory_.fast(at, size) : nullptr;
+    if (place) {
+        std::memcpy(fields + index_field * sizeof index, &index, sizeof index);
+        std::memcpy(place, record, Size ? Size : size);
+    } else {
+        // The index goes first: where it can't be written, no record is either. Where the record can't, the index is put
+        // back.
+        if (!write_index(part, index))
+            return Stored::unusable;
+        if (!memory_.write(at, record, size)) {
+            write_index(part, buffer.index);
+            return Stored::unusable;
+        }
     }
     return after >= buffer.threshold ? Stored::threshold : Stored::written;
 }
@@ -71,18 +84,18 @@ Stored GuestArea::store_branch(uint64_t from, uint64_t to, uint64_t flags, bool 
     Stored stored;
     if (field_ == 8) {
         const std::array<uint64_t, 3> wide = {from, to, flags};
-        stored = store(Part::bts, {reinterpret_cast<const uint8_t*>(wide.data()), sizeof wide}, circular);
+        stored = store<sizeof wide>(Part::bts, reinterpret_cast<const uint8_t*>(wide.data()), circular);
     } else {
         const std::array<uint32_t, 3> narrow = {static_cast<uint32_t>(from), static_cast<uint32_t>(to),
                                                 static_cast<uint32_t>(flags)};
-        stored = store(Part::bts, {reinterpret_cast<const uint8_t*>(narrow.data()), sizeof narrow}, circular);
+        stored = store<sizeof narrow>(Part::bts, reinterpret_cast<const uint8_t*>(narrow.data()), circular);
     }
     ++(stored <= Stored::threshold ? branches_.written : branches_.dropped);
     return stored;
 }
 
 Stored GuestArea::store_pebs(std::span<const uint8_t> record) {
-    const Stored stored = store(Part::pebs, record, false);
+    const Stored stored = store<0>(Part::pebs, record.data(), false, record.size());
     ++(stored <= Stored::threshold ? pebs_.written : pebs_.dropped);
     return stored;
 }

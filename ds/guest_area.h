@@ -50,10 +50,13 @@ class GuestArea {
     };
     enum class Part : uint8_t { bts, pebs };
 
+    static unsigned first_field(Part part);
     uint64_t field_address(unsigned number) const;
     bool read_buffer(Part part, Buffer& buffer);
     bool write_index(Part part, uint64_t index);
-    Stored store(Part part, std::span<const uint8_t> record, bool circular);
+    /// `size`: of the record; Size is the same where it is known beforehand, else 0.
+    template <size_t Size>
+    Stored store(Part part, const uint8_t* record, bool circular, size_t size = Size);
 
     const CpuModel& model_;
     GuestSpace& memory_;

@@ -10,7 +10,8 @@
 namespace vtrace::ds {
 
 /// A conditional branch is predicted taken if it goes backward. Returns are predicted by a stack of 16 calls, other
-/// indirect branches by where they went last time (1024 entries, by address). All others are always right.
+/// indirect branches by where they went last time (1024 entries, by address). All others are always right. It learns only
+/// while something asks for predictions.
 class Predictor {
   public:
     /// A taken branch, in program order; says whether it was mispredicted, and learns.

@@ -78,11 +78,12 @@ extern "C" const uint8_t engine_loop_begin[], engine_loop_end[];
 
 namespace vtrace {
 
-LoopMachine::LoopMachine(std::string_view model) {
+LoopMachine::LoopMachine(std::string_view model, std::span<const uint8_t> code) {
+    if (code.empty())
+        code = {engine_loop_begin, engine_loop_end};
     char path[] = "/tmp/vtrace-engine-XXXXXX";
     const int fd = mkstemp(path);
-    const auto size = static_cast<size_t>(engine_loop_end - engine_loop_begin);
-    if (fd < 0 || write(fd, engine_loop_begin, size) != static_cast<ssize_t>(size))
+    if (fd < 0 || write(fd, code.data(), code.size()) != static_cast<ssize_t>(code.size()))
         throw std::runtime_error("cannot write the guest's file");
     close(fd);
     MachineConfig config{.memory = 16u << 20, .cpuid = *CpuidModel::by_name(model), .boot = {}};
@@ -104,7 +105,7 @@ void LoopMachine::run(uint64_t count, uint64_t slice) {
     }
 }
 
-RecordedLoop::RecordedLoop(std::string_view model) : LoopMachine(model) {
+RecordedLoop::RecordedLoop(std::string_view model, std::span<const uint8_t> code) : LoopMachine(model, code) {
     ring_ = std::move(*ds::Ring::create(1 << 17, bell_));
     store_ = std::move(*ds::DebugStore::create(ds::DebugStore::default_records, ring_));
     if (!store_->set_debugctl(ds::DebugCtl::tr | ds::DebugCtl::bts | ds::DebugCtl::btint))

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <memory>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -18,7 +19,8 @@ struct LoopMachine {
 
     std::unique_ptr<Machine> machine;
 
-    explicit LoopMachine(std::string_view model = "x86-64-v2");
+    /// `code`: another loop, position-independent 64-bit code; empty: the one in loop_machine.cc.
+    explicit LoopMachine(std::string_view model = "x86-64-v2", std::span<const uint8_t> code = {});
     Vcpu& vcpu() { return machine->vcpu(0); }
 
     /// Retires exactly `count` instructions, at most `slice` at a time.
@@ -28,7 +30,7 @@ struct LoopMachine {
 /// The same, with the host's own recording on.
 class RecordedLoop : public LoopMachine {
   public:
-    explicit RecordedLoop(std::string_view model = "x86-64-v2");
+    explicit RecordedLoop(std::string_view model = "x86-64-v2", std::span<const uint8_t> code = {});
     /// From, to and flags of each since the last call; at most 2^17 records at a time.
     std::vector<std::array<uint64_t, 3>> branches();
 

@@ -19,7 +19,7 @@ void Monitor::raise_pmi() {
 // ---------------------------------------------------------------------------------------------------------------------
 // Guest memory
 
-struct Monitor::Place {
+struct Monitor::Pieces {
     struct Piece {
         uint8_t* host;
         Gpa gpa;
@@ -28,8 +28,8 @@ struct Monitor::Place {
     unsigned count = 0;
 };
 
-/// By the supervisor's TLB; null: look it up.
-uint8_t* Monitor::fast_place(uint64_t linear, size_t size, bool for_write) const {
+/// By the supervisor's TLB.
+uint8_t* Monitor::place(uint64_t linear, size_t size, bool for_write) const {
     const TlbEntry& entry =
         cpu_.tlbs[static_cast<unsigned>(MmuContext::supervisor)][linear >> 12 & (tlb_entries - 1)];
     const uint64_t last_page = (linear + (size - 1)) & ~page_mask;
@@ -38,11 +38,15 @@ uint8_t* Monitor::fast_place(uint64_t linear, size_t size, bool for_write) const
     return reinterpret_cast<uint8_t*>(linear + entry.addend);
 }
 
-bool Monitor::find(uint64_t linear, size_t size, bool for_write, Place& place) {
+uint8_t* Monitor::fast(uint64_t linear, size_t size) {
+    return place(linear, size, true);
+}
+
+bool Monitor::find(uint64_t linear, size_t size, bool for_write, Pieces& pieces) {
     const Fault fault = cpu_.fault; // no fault of the guest's comes of this
     bool found = true;
     while (size && found) {
-        auto& piece = place.piece[place.count++];
+        auto& piece = pieces.piece[pieces.count++];
         piece.size = std::min<uint64_t>(size, page_size - (linear & page_mask));
         Translation where;
         found = cpu_.translate(linear, for_write ? Access::write : Access::read, MmuContext::supervisor, where);
@@ -61,15 +65,15 @@ bool Monitor::find(uint64_t linear, size_t size, bool for_write, Place& place) {
 }
 
 bool Monitor::read(uint64_t linear, void* bytes, size_t size) {
-    if (const uint8_t* host = fast_place(linear, size, false); VTRACE_LIKELY(host)) {
+    if (const uint8_t* host = place(linear, size, false); VTRACE_LIKELY(host)) {
         std::memcpy(bytes, host, size);
         return true;
     }
-    Place place;
-    if (!find(linear, size, false, place))
+    Pieces pieces;
+    if (!find(linear, size, false, pieces))
         return false;
     auto* out = static_cast<uint8_t*>(bytes);
-    for (const auto& piece : std::span(place.piece, place.count)) {
+    for (const auto& piece : std::span(pieces.piece, pieces.count)) {
         std::memcpy(out, piece.host, piece.size);
         out += piece.size;
     }
@@ -77,15 +81,15 @@ bool Monitor::read(uint64_t linear, void* bytes, size_t size) {
 }
 
 bool Monitor::write(uint64_t linear, const void* bytes, size_t size) {
-    if (uint8_t* host = fast_place(linear, size, true); VTRACE_LIKELY(host)) {
+    if (uint8_t* host = place(linear, size, true); VTRACE_LIKELY(host)) {
         std::memcpy(host, bytes, size);
         return true;
     }
-    Place place;
-    if (!find(linear, size, true, place))
+    Pieces pieces;
+    if (!find(linear, size, true, pieces))
         return false;
     const auto* in = static_cast<const uint8_t*>(bytes);
-    for (const auto& piece : std::span(place.piece, place.count)) {
+    for (const auto& piece : std::span(pieces.piece, pieces.count)) {
         std::memcpy(piece.host, in, piece.size);
         in += piece.size;
         const uint64_t invalidations = cpu_.blocks->invalidations();
@@ -104,7 +108,7 @@ void Monitor::on_record(const ds::BtsRecord& record) {
         return;
     Branch branch{record.from, record.to, record.from, Retired::branch | Retired::far | Retired::taken, cpu_.cpl};
     const bool by_instruction = BtsFlags::kind(record.flags) == BtsKind::branch;
-    if (by_instruction) {
+    if (by_instruction && facility_.wants_branch_kinds()) {
         const uint64_t offset = record.from - cpu_.code_linear(cpu_.gpr[Cpu::rip_register]);
         const Block& block = *cpu_.block;
         for (unsigned i = 0; i < block.count; ++i)

@@ -53,9 +53,10 @@ class Monitor final : ds::GuestSpace, ds::PmiLine {
     bool write(uint64_t linear, const void* bytes, size_t size) override;
     void raise_pmi() override;
 
-    struct Place; // of an access, in host memory
-    bool find(uint64_t linear, size_t size, bool for_write, Place& place);
-    uint8_t* fast_place(uint64_t linear, size_t size, bool for_write) const;
+    uint8_t* fast(uint64_t linear, size_t size) override;
+    struct Pieces; // of an access, in host memory
+    bool find(uint64_t linear, size_t size, bool for_write, Pieces& pieces);
+    uint8_t* place(uint64_t linear, size_t size, bool for_write) const;
     void take_pebs_records();
     void count_not_taken(const Block& block, std::span<ds::InstructionEvents> events);
 
